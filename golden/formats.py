@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Number formats of the matmul array: the one place that names and describes them.
 
-OCP Microscaling (MX) v1.0 element formats, BF16 and FP32. The integer value of a `Format` is its three-bit
-code in hardware commands. MX formats carry one E8M0 scale per block of 32 elements along the contraction.
+OCP Microscaling (MX) v1.0 element formats, BF16 and FP32. The integer value of a `Format` is its
+three-bit code in hardware commands. MX formats carry one E8M0 scale per block of 32 elements
+along the contraction.
 
-An element's value is s * m * 2^x with m the integer significand (hidden bit when the exponent field is not 0)
-and x = max(field, 1) - bias - mantissa bits.
+An element's value is s * m * 2^x with m the integer significand (hidden bit when the exponent
+field is not 0) and x = max(field, 1) - bias - mantissa bits.
 """
 
 from dataclasses import dataclass
@@ -50,10 +51,11 @@ CANONICAL_NAN = 0x7FC00000  # the only FP32 NaN that is ever produced
 class FormatSpec:
     """Description of one element format.
 
-    ``bits`` is the width of a code, ``storage_bits`` that of its container in memory (codes sit in the low bits).
-    ``bias`` of MXINT8 is unused: its codes are two's complement, value code / 64. ``digits`` counts the 2-bit
-    digits of the significand of ``native``, the format the array recodes this one to (None: not for the array).
-    ``max_code`` is the largest finite magnitude, ``max_exponent`` its floor(log2).
+    ``bits`` is the width of a code, ``storage_bits`` that of its container in memory (codes sit
+    in the low bits). ``bias`` of MXINT8 is unused: its codes are two's complement, value code /
+    64. ``digits`` counts the 2-bit digits of the significand of ``native``, the format the array
+    recodes this one to (None: not for the array). ``max_code`` is the largest finite magnitude,
+    ``max_exponent`` its floor(log2).
     """
 
     name: str
@@ -118,9 +120,11 @@ def parse_format(name: str) -> Format:
 
 
 def fields(fmt: Format, codes: ArrayLike) -> tuple[NDArray, NDArray, NDArray]:
-    """Signed significand m (int64), exponent x of its unit (int64), NaN-or-infinity flag (bool) of each code.
+    """Signed significand m (int64), exponent x of its unit (int64), NaN-or-infinity flag (bool)
+    of each code.
 
-    Bits above the element's width are ignored. The significand of a NaN or infinity has no meaning.
+    Bits above the element's width are ignored. The significand of a NaN or infinity has no
+    meaning.
     """
     spec = SPECS[fmt]
     code = np.asarray(codes).astype(np.int64) & ((1 << spec.bits) - 1)
@@ -164,8 +168,9 @@ def decode_scale(codes: ArrayLike) -> NDArray[np.float64]:
 def encode(fmt: Format, values: ArrayLike) -> NDArray:
     """Element codes of values (exact in float64): nearest, ties to even.
 
-    MX elements saturate, infinity included; BF16 and FP32 overflow to infinity. MXINT8 gives -127 .. 127.
-    NaN raises ValueError in the formats that have none. uint8 for MX, uint16 for BF16, uint32 for FP32.
+    MX elements saturate, infinity included; BF16 and FP32 overflow to infinity. MXINT8 gives -127
+    .. 127. NaN raises ValueError in the formats that have none. uint8 for MX, uint16 for BF16,
+    uint32 for FP32.
     """
     spec = SPECS[fmt]
     value = np.asarray(values, np.float64)
@@ -178,9 +183,12 @@ def encode(fmt: Format, values: ArrayLike) -> NDArray:
         return (np.clip(rounded, -127, 127).astype(np.int64) & 0xFF).astype(dtype)
     limit = 2.0 ** (spec.max_exponent + 1)
     magnitude = np.minimum(np.where(nan, 0.0, np.abs(value)), limit)
-    exponent = np.maximum(np.frexp(magnitude)[1] - 1, 1 - spec.bias).astype(np.int64)
+    lowest = 1 - spec.bias
+    exponent = np.frexp(magnitude)[1].astype(np.int64) - 1
+    exponent = np.where(magnitude == 0, lowest, np.maximum(exponent, lowest))
     significand = np.rint(np.ldexp(magnitude, spec.mantissa_bits - exponent)).astype(np.int64)
-    # A subnormal has no hidden bit to take away; a carry out of the rounding moves on to the next exponent.
+    # A subnormal has no hidden bit to take away; a carry out of the rounding moves on to the next
+    # exponent.
     code = ((exponent + spec.bias - 1) << spec.mantissa_bits) + significand
     code = np.minimum(code, spec.max_code if spec.scaled else spec.max_code + 1)
     if spec.has_nan:
@@ -211,8 +219,9 @@ def bf16_to_float32(codes: ArrayLike) -> NDArray[np.float32]:
 def native_pair(act: Format, weight: Format) -> tuple[Native, Native]:
     """Formats that the array's edge recodes activations and weights to.
 
-    A weight goes to its own native format, an activation to its own or, when that has fewer digits than the
-    weight's, to the weight's class: E4M3 against eight-bit weights, BF16 against BF16-class ones.
+    A weight goes to its own native format, an activation to its own or, when that has fewer
+    digits than the weight's, to the weight's class: E4M3 against eight-bit weights, BF16 against
+    BF16-class ones.
     """
     act_native, weight_native = SPECS[act].native, SPECS[weight].native
     if act_native is None or weight_native is None:
@@ -241,7 +250,8 @@ def group_elements(weight: Format) -> int:
 
 @cache
 def recode_table(source: Format, target: Native) -> NDArray[np.uint16]:
-    """Code of `target` for every code of `source` with the same value; NaN and infinity give a NaN or infinity.
+    """Code of `target` for every code of `source` with the same value; NaN and infinity give a
+    NaN or infinity.
 
     Raises ValueError where a value of `source` does not exist in `target`.
     """

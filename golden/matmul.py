@@ -3,18 +3,21 @@
 
 The array's arithmetic:
 
-1. K is cut into groups of G weights, groups into P slices of N products (`golden.formats`), and into tiles of R groups.
-2. A NaN or infinite element or a scale of 0xFF flags its slice (activation) or group (weight); a flagged
-   slice x group gives NaN. Elements beyond K are zero on both sides.
-3. Products m_a * m_w are exact with exponent x_a + x_w; those more than 31 below the largest exponent of a
-   product that is not zero count as zero; the sum of the rest is exact, scaled by both scales, and rounded once to
-   nearest even to 24 significant bits with unbounded exponent. A zero sum is +0.
-4. A partial sum plus a dot is exact, rounded once to FP32 to nearest even; every NaN is 0x7FC00000.
-5. Each slice of a K tile is a chain from +0 over the R rows; the accumulator adds the chains of slices
-   0 .. P-1 of K tile 0, then of K tile 1, and so on, onto the initial value in IEEE FP32.
+1. K is cut into groups of G weights, groups into P slices of N products (`golden.formats`), and
+   into tiles of R groups.
+2. A NaN or infinite element or a scale of 0xFF flags its slice (activation) or group (weight); a
+   flagged slice x group gives NaN. Elements beyond K are zero on both sides.
+3. Products m_a * m_w are exact with exponent x_a + x_w; those more than 31 below the largest
+   exponent of a product that is not zero count as zero; the sum of the rest is exact, scaled by
+   both scales, and rounded once to nearest even to 24 significant bits with unbounded exponent. A
+   zero sum is +0.
+4. A partial sum plus a dot is exact, rounded once to FP32 to nearest even; every NaN is
+   0x7FC00000.
+5. Each slice of a K tile is a chain from +0 over the R rows; the accumulator adds the chains of
+   slices 0 .. P-1 of K tile 0, then of K tile 1, and so on, onto the initial value in IEEE FP32.
 
-Everything here is int64 and float64: a slice's sum has at most 48 bits, so a float64 holds it, and so that no order of
-additions changes it.
+Everything here is int64 and float64: a slice's sum has at most 48 bits, so a float64 holds it,
+and so that no order of additions changes it.
 """
 
 import numpy as np
@@ -49,7 +52,9 @@ def round_significand(value: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def add_fp32(psum: NDArray[np.float64], dot: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Exact psum + dot rounded once to FP32, as float64. `psum` holds FP32 values, `dot` 24-bit significands."""
+    """Exact psum + dot rounded once to FP32, as float64. `psum` holds FP32 values, `dot` 24-bit
+    significands.
+    """
     with np.errstate(all="ignore"):
         total = psum + dot
         part = total - psum
@@ -77,7 +82,9 @@ def dot(
     act_scale: NDArray,
     weight_scale: NDArray,
 ) -> NDArray[np.float64]:
-    """Dot product of slices [..., N] of native codes with E8M0 scales [...], by the definition, flags aside."""
+    """Dot product of slices [..., N] of native codes with E8M0 scales [...], by the definition,
+    flags aside.
+    """
     act_m, act_x, _ = fields(NATIVE_FORMAT[act], act_codes)
     weight_m, weight_x, _ = fields(NATIVE_FORMAT[weight], weight_codes)
     product, exponent = act_m * weight_m, act_x + weight_x
@@ -101,14 +108,18 @@ def cell(
     nan: NDArray,
     psum: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """One cell: psum [...] plus the dot product of slices [..., N]; `nan` [...] is either operand's flag."""
+    """One cell: psum [...] plus the dot product of slices [..., N]; `nan` [...] is either
+    operand's flag.
+    """
     value = dot(act, weight, act_codes, weight_codes, act_scale, weight_scale)
     total = add_fp32(psum.astype(np.float64), value).astype(np.float32)
     return np.where(nan | np.isnan(total), np.float32(np.nan), total)
 
 
 class _Operand:
-    """One side of the product, recoded and cut: arrays [lines, groups, P, N], flags [lines, groups, P]."""
+    """One side of the product, recoded and cut: arrays [lines, groups, P, N], flags [lines,
+    groups, P].
+    """
 
     def __init__(
         self,
@@ -136,7 +147,7 @@ class _Operand:
 
         self.values = cut(value)
         self.exponents = cut(x)
-        self.nan = cut(special).any(axis=-1)
+        self.nan: NDArray[np.bool_] = np.any(cut(special), axis=-1)
         present = self.values != 0
         high = np.where(present, self.exponents, _NO_PRODUCT).max(axis=-1)
         low = np.where(present, self.exponents, -_NO_PRODUCT).min(axis=-1)
@@ -166,10 +177,12 @@ def matmul(
     rows: int,
     init: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """What an array of `rows` rows makes of act_codes [M, K] times weight_codes [N, K] transposed: FP32 [M, N].
+    """What an array of `rows` rows makes of act_codes [M, K] times weight_codes [N, K]
+    transposed: FP32 [M, N].
 
-    Scales are E8M0 codes [M or N, ceil(K / 32)], None for 1.0 throughout (always None for BF16). `init`, [M, N] or
-    [N], is what the accumulators start from, +0 if None. The result depends on `rows` because K is cut there.
+    Scales are E8M0 codes [M or N, ceil(K / 32)], None for 1.0 throughout (always None for BF16).
+    `init`, [M, N] or [N], is what the accumulators start from, +0 if None. The result depends on
+    `rows` because K is cut there.
     """
     _check(act_codes, act_scales, act_fmt, weight_codes, weight_scales, weight_fmt)
     if rows < 1:
@@ -180,7 +193,7 @@ def matmul(
     act_native, weight_native = native_pair(act_fmt, weight_fmt)
     act = _Operand(act_codes, act_scales, act_fmt, act_native, group, chains)
     weight = _Operand(weight_codes, weight_scales, weight_fmt, weight_native, group, chains)
-    weight_nan = weight.nan.any(axis=-1)  # a weight's flag holds for its whole group
+    weight_nan = np.asarray(weight.nan.any(axis=-1))  # a weight's flag holds for its whole group
     lines, count, groups = len(act_codes), len(weight_codes), act.values.shape[1]
     result = np.zeros((lines, count), np.float32)
     if init is not None:
@@ -213,7 +226,9 @@ def matmul_reference(
     weight_fmt: Format,
     init: NDArray | None = None,
 ) -> NDArray[np.float64]:
-    """What is meant: the float64 product [M, N] of the operands' exact values, each product exact."""
+    """What is meant: the float64 product [M, N] of the operands' exact values, each product
+    exact.
+    """
     _check(act_codes, act_scales, act_fmt, weight_codes, weight_scales, weight_fmt)
     with np.errstate(invalid="ignore"):
         act = dequantise(act_codes, act_scales, act_fmt)
@@ -232,11 +247,13 @@ def matmul_bound(
     rows: int,
     init: NDArray | None = None,
 ) -> NDArray[np.float64]:
-    """Largest distance [M, N] of `matmul` from `matmul_reference`, finite results and normal operands assumed.
+    """Largest distance [M, N] of `matmul` from `matmul_reference`, finite results and normal
+    operands assumed.
 
-    A product passes through the rounding of its dot, at most `rows` of its chain and one per chain in the
-    accumulator, each relative 2^-24 of at most the sum of the magnitudes (or 2^-150 where a result is subnormal);
-    a product outside the window is below 2^-30 of the largest in its slice, and a slice drops at most N - 1.
+    A product passes through the rounding of its dot, at most `rows` of its chain and one per
+    chain in the accumulator, each relative 2^-24 of at most the sum of the magnitudes (or 2^-150
+    where a result is subnormal); a product outside the window is below 2^-30 of the largest in
+    its slice, and a slice drops at most N - 1.
     """
     with np.errstate(invalid="ignore"):
         act = np.abs(dequantise(act_codes, act_scales, act_fmt))

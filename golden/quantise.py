@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion between FP32 arrays and blocks of the Microscaling formats (OCP MX v1.0, section 6.3)."""
+"""Conversion between FP32 arrays and blocks of the Microscaling formats (OCP MX v1.0, section
+6.3).
+"""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,9 +27,10 @@ def blocks_of(length: int) -> int:
 def quantise(values: ArrayLike, fmt: Format) -> tuple[NDArray, NDArray[np.uint8] | None]:
     """Codes [..., K] and E8M0 scales [..., ceil(K / 32)] of FP32 values [..., K].
 
-    The shared exponent is floor(log2(max |x|)) less the element format's largest exponent, clamped to
-    -127 .. 127; elements round to nearest even and saturate. A block of zeros gets scale code 0, a block that holds
-    NaN or infinity 0xFF, both with all codes 0. BF16 has no scales: the second result is None.
+    The shared exponent is floor(log2(max |x|)) less the element format's largest exponent,
+    clamped to -127 .. 127; elements round to nearest even and saturate. A block of zeros gets
+    scale code 0, a block that holds NaN or infinity 0xFF, both with all codes 0. BF16 has no
+    scales: the second result is None.
     """
     value = np.asarray(values, np.float32)
     if fmt is Format.BF16:
