@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The float64 references against vectors of independent implementations, and their own edges.
+
+The vectors are those of transformers (float32 unless a float64 output is stored beside it). Every
+tensor must agree to 2e-5 of its largest value.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from golden.reference.attention import (
+    GqaWeights,
+    KvCache,
+    attention_core,
+    attention_probs,
+    gqa_attention,
+    gqa_project,
+    softmax_with_sinks,
+    visible_keys,
+)
+from golden.reference.experts import clamped_swiglu, routed_experts
+from golden.reference.gate import router_logits, softmax_gate
+from golden.reference.layer import GptOssLayerWeights, GptOssMoeWeights, gptoss_layer, gptoss_moe
+from golden.reference.linear import linear
+from golden.reference.norm import rms_norm
+from golden.reference.rope import (
+    rope_half_split,
+    rope_interleaved,
+    rope_tables,
+    yarn_inv_freq,
+    yarn_mscale,
+)
+
+VECTORS = Path(__file__).parent / "vectors"
+TOLERANCE = 2e-5
+Arrays = dict[str, np.ndarray]
+
+GPTOSS_ROPE = dict(
+    theta=150000.0,
+    factor=32.0,
+    original_positions=4096,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    truncate=False,
+)
+R1_ROPE = GPTOSS_ROPE | dict(theta=10000.0, factor=40.0, truncate=True)
+KIMI_ROPE = GPTOSS_ROPE | dict(theta=50000.0, factor=64.0, truncate=True)
+
+
+def load(name: str) -> tuple[Arrays, dict]:
+    with np.load(VECTORS / f"{name}.npz") as file:
+        arrays = {key: file[key] for key in file.files if key != "__meta__"}
+        return arrays, json.loads(str(file["__meta__"]))
+
+
+def close(got: np.ndarray, want: np.ndarray, tolerance: float = TOLERANCE) -> None:
+    """The largest error is at most `tolerance` of the largest reference value."""
+    assert got.shape == want.shape
+    assert want.size > 0
+    error = np.max(np.abs(got - want.astype(np.float64)))
+    assert error <= tolerance * np.max(np.abs(want)), f"largest error {error}"
+
+
+# GPT-OSS
+
+
+def gqa_weights(arrays: Arrays, prefix: str = "w_") -> GqaWeights:
+    parts = {f"{p}": arrays[f"{prefix}{p}_proj_weight"] for p in "qkvo"}
+    biases = {f"{p}_bias": arrays[f"{prefix}{p}_proj_bias"] for p in "qkvo"}
+    return GqaWeights(**parts, **biases, sinks=arrays[f"{prefix}sinks"])
+
+
+def gptoss_tables(positions: np.ndarray, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
+    inv_freq = yarn_inv_freq(head_dim, **GPTOSS_ROPE)
+    return rope_tables(positions, inv_freq, yarn_mscale(32.0))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "full_s0",
+        "sliding_s0",
+        "sink_dominant",
+        "window_edge_n1",
+        "window_edge_n8",
+        "window_edge_n9",
+    ],
+)
+def test_gptoss_attention(name: str) -> None:
+    arrays, meta = load(f"gptoss_attn_{name}")
+    config = meta["config"]
+    window = config["window"] if meta["layer_type"] == "sliding_attention" else None
+    x, positions = arrays["x"][0], arrays["positions"][0]
+    weights = gqa_weights(arrays)
+
+    inv_freq = yarn_inv_freq(config["hd"], **GPTOSS_ROPE)
+    close(inv_freq, arrays["inv_freq"])
+    close(np.full(1, yarn_mscale(32.0)), arrays["attention_scaling"])
+    cos, sin = gptoss_tables(positions, config["hd"])
+    close(cos, arrays["cos"][0])
+    if len(positions) > 1:
+        close(sin, arrays["sin"][0])
+
+    allowed = visible_keys(positions, positions, window)
+    np.testing.assert_array_equal(allowed, arrays["mask_allowed"][0, 0])
+    q, k, v = gqa_project(x, weights, config["hd"], cos, sin)
+    close(q.swapaxes(0, 1), arrays["q_rot"][0])
+    close(k.swapaxes(0, 1), arrays["k_rot"][0])
+    close(v.swapaxes(0, 1), arrays["v"][0])
+    probs = attention_probs(q, k, allowed, meta["scaling"], weights.sinks)
+    close(probs.swapaxes(0, 1), arrays["probs"][0])
+    close(1.0 - probs.sum(axis=-1).T, arrays["sink_prob"][0])
+    core = attention_core(q, k, v, allowed, meta["scaling"], weights.sinks)
+    close(core, arrays["core"][0])
+
+    empty = KvCache.empty(config["kv"], config["hd"])
+    out, cache = gqa_attention(
+        x, weights, cos, sin, positions, empty, scale=meta["scaling"], window=window
+    )
+    close(out, arrays["out"][0])
+    close(out, arrays["out_f64"][0])
+    assert len(cache.positions) == len(x)
+
+
+@pytest.mark.parametrize("name, window", [("full", None), ("sliding", 8)])
+@pytest.mark.parametrize("chunk", [1, 3, 20])
+def test_gptoss_decode(name: str, window: int | None, chunk: int) -> None:
+    arrays, _ = load(f"gptoss_attn_decode_{name}")
+    x, weights = arrays["x"][0], gqa_weights(arrays)
+    positions = np.arange(len(x))
+    cos, sin = gptoss_tables(positions, 16)
+    cache, outputs = KvCache.empty(2, 16), []
+    for start in range(0, len(x), chunk):
+        part = slice(start, start + chunk)
+        out, cache = gqa_attention(
+            x[part],
+            weights,
+            cos[part],
+            sin[part],
+            positions[part],
+            cache,
+            scale=0.25,
+            window=window,
+        )
+        outputs.append(out)
+        if window is not None and chunk == 1:  # a ring of the window's size holds enough
+            cache = cache.last(window)
+            assert len(cache.positions) <= window
+    close(np.concatenate(outputs), arrays["out_decode"][0])
+    close(np.concatenate(outputs), arrays["out_prefill"][0])
+
+
+@pytest.mark.parametrize("name, window", [("full_ctx257", None), ("win128_ctx129", 128)])
+def test_gptoss_core_real_heads(name: str, window: int | None) -> None:
+    arrays, meta = load(f"gptoss_core_real_{name}")
+    q, k, v = (arrays[part][0].swapaxes(0, 1) for part in ("q", "k", "v"))
+    positions = np.arange(len(k))
+    allowed = visible_keys(positions[-1:], positions, window)
+    np.testing.assert_array_equal(allowed, arrays["mask_allowed"])
+    probs = attention_probs(q, k, allowed, meta["scaling"], arrays["sinks"])
+    # Stored as a float32 difference from 1, of some thousandths: its noise is that of the 1.
+    np.testing.assert_allclose(1.0 - probs.sum(axis=-1).T, arrays["sink_prob"][0], atol=5e-7)
+    core = attention_core(q, k, v, allowed, meta["scaling"], arrays["sinks"])
+    close(core, arrays["out"][0])
+    close(core, arrays["out_f64"][0])
+
+
+def gptoss_moe_weights(arrays: Arrays, prefix: str = "w_") -> GptOssMoeWeights:
+    return GptOssMoeWeights(
+        router=arrays[f"{prefix}router_weight"],
+        router_bias=arrays[f"{prefix}router_bias"],
+        gate_up=arrays[f"{prefix}experts_gate_up_proj"].swapaxes(1, 2),
+        gate_up_bias=arrays[f"{prefix}experts_gate_up_proj_bias"],
+        down=arrays[f"{prefix}experts_down_proj"].swapaxes(1, 2),
+        down_bias=arrays[f"{prefix}experts_down_proj_bias"],
+    )
+
+
+@pytest.mark.parametrize("name", ["s0", "clamp", "tie_pair", "zero_input"])
+def test_gptoss_moe(name: str) -> None:
+    arrays, meta = load(f"gptoss_moe_{name}")
+    x, weights, k = arrays["x"][0], gptoss_moe_weights(arrays), meta["config"]["topk"]
+    logits = router_logits(x, weights.router, weights.router_bias)
+    close(logits, arrays["router_logits"])
+    ids, shares = softmax_gate(logits, k)
+    np.testing.assert_array_equal(ids, arrays["idx_lowest"])
+    close(shares, arrays["scores_lowest"])
+    experts = len(weights.router)
+    hidden = np.stack(
+        [
+            clamped_swiglu(linear(x, weights.gate_up[e], weights.gate_up_bias[e]))
+            for e in range(experts)
+        ],
+        axis=1,
+    )
+    close(hidden, arrays["act_all_experts"])
+    out = gptoss_moe(x, weights, k)
+    close(out, arrays["out_lowest"][0])
+    close(out, arrays["out_lowest_f64"][0])
+
+
+def test_gptoss_layer() -> None:
+    arrays, meta = load("gptoss_layer0")
+    x, eps = arrays["x"][0], meta["rms_norm_eps"]
+    close(rms_norm(x, arrays["w_input_layernorm_weight"], eps), arrays["norm1"][0])
+    weights = GptOssLayerWeights(
+        attention_norm=arrays["w_input_layernorm_weight"],
+        attention=gqa_weights(arrays, "w_self_attn_"),
+        moe_norm=arrays["w_post_attention_layernorm_weight"],
+        moe=gptoss_moe_weights(arrays, "w_mlp_"),
+    )
+    positions = np.arange(len(x))
+    cos, sin = gptoss_tables(positions, 16)
+    for chunk in (len(x), 1):
+        cache, outputs = KvCache.empty(2, 16), []
+        for start in range(0, len(x), chunk):
+            part = slice(start, start + chunk)
+            out, cache = gptoss_layer(
+                x[part],
+                weights,
+                cos[part],
+                sin[part],
+                positions[part],
+                cache,
+                topk=2,
+                scale=0.25,
+                window=8,
+                eps=eps,
+            )
+            outputs.append(out)
+        close(np.concatenate(outputs), arrays["out"][0])
+
+
+# Rotary tables
+
+
+@pytest.mark.parametrize(
+    "model, rope, scale",
+    [
+        ("gptoss120b", GPTOSS_ROPE, yarn_mscale(32.0)),
+        ("deepseek_r1", R1_ROPE, 1.0),
+        ("kimi_k25", KIMI_ROPE, 1.0),
+    ],
+)
+def test_rope_of_real_models(model: str, rope: dict, scale: float) -> None:
+    arrays, meta = load("rope_real_params")
+    assert scale == pytest.approx(meta["models"][model]["attention_scaling"], rel=1e-12)
+    positions, reference = arrays["positions"][0], arrays[f"{model}_inv_freq"]
+    inv_freq = yarn_inv_freq(64, **rope)
+    # float32 powers differ by an ulp between platforms; at most three of these 32 do.
+    ulps = np.abs(inv_freq.view(np.int32) - reference.view(np.int32))
+    assert np.max(ulps) <= 1 and np.count_nonzero(ulps) <= 3
+    # The tables of the reference's frequencies agree at every position, ...
+    for got, part in zip(rope_tables(positions, reference, scale), ("cos", "sin"), strict=True):
+        close(got, arrays[f"{model}_{part}"][0], 2e-7)
+    # ... ours wherever the frequency is the same, and elsewhere as far as the ulp turns the angle.
+    turned = positions[:, None] * np.abs(inv_freq - reference.astype(np.float64))
+    rounding = np.spacing(np.float32(1)) * positions[:, None] * reference * (ulps > 0)
+    for got, part in zip(rope_tables(positions, inv_freq, scale), ("cos", "sin"), strict=True):
+        error = np.abs(got - arrays[f"{model}_{part}"][0])
+        assert np.all(error <= scale * (2e-7 + turned + rounding))
+
+
+def test_rope_layouts_are_a_permutation_of_each_other() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((5, 3, 8))
+    cos, sin = rope_tables(np.arange(5), yarn_inv_freq(8, **R1_ROPE))
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    turned = rope_interleaved(x, cos, sin)
+    np.testing.assert_array_equal(turned[..., order], rope_half_split(x[..., order], cos, sin))
+    np.testing.assert_array_equal(turned[0], x[0])
+    assert np.max(np.abs(turned[1:] - x[1:])) > 0.1
+    np.testing.assert_allclose((turned**2).sum(-1), (x**2).sum(-1))
+
+
+def test_rope_scores_depend_on_distance_alone() -> None:
+    rng = np.random.default_rng(2)
+    q, k = rng.standard_normal((2, 1, 64))
+    inv_freq = yarn_inv_freq(64, **GPTOSS_ROPE)
+    scores = []
+    for base in (0, 77):
+        q_tables = rope_tables(np.array([base + 9]), inv_freq)
+        k_tables = rope_tables(np.array([base + 4]), inv_freq)
+        scores.append(rope_half_split(q, *q_tables) @ rope_half_split(k, *k_tables).T)
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4)
+
+
+# Edges of attention
+
+
+def test_rows_that_see_nothing_are_zero() -> None:
+    rng = np.random.default_rng(3)
+    q, k, v = rng.standard_normal((2, 4, 8)), rng.standard_normal((5, 2, 8)), np.ones((5, 2, 6))
+    allowed = np.zeros((2, 5), bool)
+    allowed[1, 2] = True
+    for sinks in (None, np.zeros(4), np.full(4, -np.inf)):
+        core = attention_core(q, k, v, allowed, 0.5, sinks)
+        np.testing.assert_array_equal(core[0], 0.0)
+        assert np.all(core[1] > 0)
+    assert attention_core(q, k[:0], v[:0], allowed[:, :0], 0.5).shape == (2, 4, 6)
+
+
+def test_keys_that_nobody_sees_have_no_influence() -> None:
+    rng = np.random.default_rng(4)
+    q, k, v = rng.standard_normal((3, 4, 8)), rng.standard_normal((6, 2, 8)), np.ones((6, 2, 8))
+    allowed = visible_keys(np.arange(1, 4), np.arange(6))
+    want = attention_core(q, k, v, allowed, 0.5)
+    k[4:], v[4:] = np.nan, np.nan
+    np.testing.assert_array_equal(attention_core(q, k, v, allowed, 0.5), want)
+
+
+def test_sink_is_one_more_column() -> None:
+    rng = np.random.default_rng(5)
+    scores, sinks = 9 * rng.standard_normal((7, 3, 11)), 9 * rng.standard_normal(3)
+    wide = np.concatenate([scores, np.broadcast_to(sinks[:, None], (7, 3, 1))], axis=-1)
+    plain = softmax_with_sinks(wide, np.ones((7, 12), bool))
+    got = softmax_with_sinks(scores, np.ones((7, 11), bool), sinks)
+    np.testing.assert_allclose(got, plain[..., :-1], rtol=1e-12)
+    np.testing.assert_allclose(plain.sum(axis=-1), 1.0, rtol=1e-12)
+
+
+def test_uneven_heads_are_refused() -> None:
+    q, k = np.zeros((1, 3, 4)), np.zeros((1, 2, 4))
+    with pytest.raises(ValueError, match="heads must be"):
+        attention_core(q, k, k, np.ones((1, 1), bool), 1.0)
+
+
+# Edges of gates and experts
+
+
+def test_softmax_gate_takes_the_lowest_index_and_leaves_nan() -> None:
+    logits = np.array([[np.nan, 1.0, 2.0, 2.0, 1.0, -np.inf]])
+    ids, weights = softmax_gate(logits, 3)
+    np.testing.assert_array_equal(ids, [[2, 3, 1]])
+    np.testing.assert_allclose(weights.sum(), 1.0)
+    np.testing.assert_array_equal(softmax_gate(logits, 6)[0], [[2, 3, 1, 4, 5, 0]])
+
+
+def test_equal_router_rows_give_equal_logits() -> None:
+    rng = np.random.default_rng(6)
+    weight = rng.standard_normal((13, 2880))
+    weight[[3, 12]] = weight[5]
+    logits = router_logits(rng.standard_normal((4, 2880)), weight)
+    np.testing.assert_array_equal(logits[:, [3, 12]], logits[:, [5, 5]])
+
+
+def test_experts_are_the_sum_over_tokens_and_choices() -> None:
+    rng = np.random.default_rng(7)
+    x, gate_up, down = (rng.standard_normal(shape) for shape in ((6, 8), (5, 12, 8), (5, 8, 6)))
+    ids = np.stack([rng.permutation(5)[:3] for _ in range(6)])
+    weights = rng.random((6, 3))
+    out = routed_experts(x, ids, weights, gate_up, down, clamped_swiglu)
+    for token in range(6):
+        want = sum(
+            weights[token, slot] * (down[e] @ clamped_swiglu(gate_up[e] @ x[token]))
+            for slot, e in enumerate(ids[token])
+        )
+        np.testing.assert_allclose(out[token], want, rtol=1e-9, atol=1e-12)
