@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel is to the command line, the cycle suite and the scaling model: options in, a result out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hw.config import ChipConfig
+from sim.errors import InputError
+
+MODELS = ("gpt-oss", "deepseek-r1", "kimi-k2.5")
+STALLS = {"none": 0, "light": 10, "heavy": 60}  # percent of the cycles in which a stream stands still
+SOURCES = ("measured", "derived", "assumed", "official", "reported")
+
+Setting = int | str
+
+
+@dataclass(frozen=True)
+class Option:
+    """One name that `--set NAME=VALUE` takes. Its type is that of `default`.
+
+    `least` and `most` bound an integer, `choices` lists the values of a word.
+    """
+
+    default: Setting
+    doc: str
+    least: int = 1
+    most: int = 65_535
+    choices: tuple[str, ...] = ()
+
+    def parse(self, name: str, text: str) -> Setting:
+        """The value of `text`; InputError names what is allowed."""
+        if isinstance(self.default, str):
+            if self.choices and text not in self.choices:
+                raise InputError(
+                    name, text, f"it must be one of {', '.join(self.choices)}",
+                    f"give for example --set {name}={self.default}")
+            return text
+        try:
+            value = int(text)
+        except ValueError:
+            raise InputError(name, text, "it must be a whole number",
+                             f"give for example --set {name}={self.default}") from None
+        if not self.least <= value <= self.most:
+            raise InputError(name, value, f"it must be from {self.least} to {self.most}",
+                             f"give for example --set {name}={self.default}")
+        return value
+
+
+@dataclass(frozen=True)
+class KernelRequest:
+    """One run that is asked for; `settings` has a value for every option of the kernel.
+
+    `stall` is a key of `STALLS`; `waves` is the FST file to write, or None.
+    """
+
+    config: ChipConfig
+    model: str
+    settings: Mapping[str, Setting]
+    stall: str = "none"
+    seed: int = 0
+    waves: Path | None = None
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """One finished run, as `--json` writes it.
+
+    `max_error` is the largest absolute error against the float64 reference and `max_error_bound` what it may be.
+    `fraction_of_roofline` is the time that the `roofline` (its name) allows, over the time taken. `counters` are cycles
+    by engine and activity. `sources` says for each figure whether it was measured, derived or assumed.
+    """
+
+    kernel: str
+    config: str
+    model: str
+    seed: int
+    shape: Mapping[str, Setting]
+    compared: int
+    mismatched: int
+    max_error: float
+    max_error_bound: float
+    cycles: int
+    fraction_of_peak: float
+    fraction_of_roofline: float
+    roofline: str
+    counters: Mapping[str, Mapping[str, int]]
+    wall_s: float
+    build_s: float
+    cycles_per_s: float
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for figure, source in self.sources.items():
+            if source not in SOURCES:
+                raise ValueError(f"source of {figure} must be one of {', '.join(SOURCES)}, not {source!r}")
+
+    @property
+    def passed(self) -> bool:
+        """Something was compared, nothing differs, and the error is within its bound."""
+        return self.compared > 0 and self.mismatched == 0 and self.max_error <= self.max_error_bound
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of `KERNELS`: `run` builds what it needs, simulates and compares.
+
+    It raises InputError for sizes that do not fit and ToolError when a build or a bench fails.
+    """
+
+    name: str
+    doc: str
+    options: Mapping[str, Option]
+    run: Callable[[KernelRequest], KernelResult]
+
+    def settings(self, given: Mapping[str, str]) -> dict[str, Setting]:
+        """Every option's value: the given texts parsed, defaults elsewhere."""
+        for name in given:
+            if name not in self.options:
+                raise InputError("--set", name, f"kernel {self.name} takes {', '.join(self.options)}",
+                                 f"see jalapeno sim {self.name} --help")
+        return {name: option.parse(name, given[name]) if name in given else option.default
+                for name, option in self.options.items()}
