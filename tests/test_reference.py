@@ -6,6 +6,7 @@ tensor must agree to 2e-5 of its largest value.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,42 @@ from golden.reference.attention import (
     softmax_with_sinks,
     visible_keys,
 )
-from golden.reference.experts import clamped_swiglu, routed_experts
-from golden.reference.gate import router_logits, softmax_gate
-from golden.reference.layer import GptOssLayerWeights, GptOssMoeWeights, gptoss_layer, gptoss_moe
+from golden.reference.experts import (
+    GatedMlpWeights,
+    clamped_swiglu,
+    gated_mlp,
+    routed_experts,
+    silu,
+    swiglu,
+)
+from golden.reference.gate import (
+    group_scores,
+    mask_groups,
+    router_logits,
+    sigmoid,
+    sigmoid_gate,
+    softmax_gate,
+)
+from golden.reference.layer import (
+    DeepseekLayerWeights,
+    DeepseekMoeWeights,
+    GptOssLayerWeights,
+    GptOssMoeWeights,
+    deepseek_layer,
+    deepseek_moe,
+    gptoss_layer,
+    gptoss_moe,
+)
 from golden.reference.linear import linear
+from golden.reference.mla import (
+    MlaCache,
+    MlaWeights,
+    mla_attention,
+    mla_core_absorbed,
+    mla_core_naive,
+    mla_latents,
+    mla_queries,
+)
 from golden.reference.norm import rms_norm
 from golden.reference.rope import (
     rope_half_split,
@@ -234,6 +267,230 @@ def test_gptoss_layer() -> None:
         close(np.concatenate(outputs), arrays["out"][0])
 
 
+# DeepSeek and Kimi
+
+
+def mla_weights(arrays: Arrays, prefix: str = "w_") -> MlaWeights:
+    return MlaWeights(
+        q_a=arrays[f"{prefix}q_a_proj_weight"],
+        q_a_norm=arrays[f"{prefix}q_a_layernorm_weight"],
+        q_b=arrays[f"{prefix}q_b_proj_weight"],
+        kv_a=arrays[f"{prefix}kv_a_proj_with_mqa_weight"],
+        kv_a_norm=arrays[f"{prefix}kv_a_layernorm_weight"],
+        kv_b=arrays[f"{prefix}kv_b_proj_weight"],
+        o=arrays[f"{prefix}o_proj_weight"],
+    )
+
+
+def halves(x: np.ndarray) -> np.ndarray:
+    """The vectors' order of rotated elements: even members of the pairs first."""
+    return np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
+
+
+@pytest.mark.parametrize(
+    "name, rope",
+    [("dsv3_mla_s0", R1_ROPE), ("dsv3_mla_pos5000", R1_ROPE), ("kimi_mla_s0", KIMI_ROPE)],
+)
+def test_mla(name: str, rope: dict) -> None:
+    arrays, meta = load(name)
+    config, scale = meta["config"], meta["scaling"]
+    heads, eps = config["heads"], config["q_a_kv_a_norm_eps"]
+    x, positions, weights = arrays["x"][0], arrays["positions"][0], mla_weights(arrays)
+    width = config["nope"] + config["rope"]
+    assert scale == pytest.approx(width**-0.5 * yarn_mscale(rope["factor"]) ** 2, rel=1e-12)
+
+    inv_freq = yarn_inv_freq(config["rope"], **rope)
+    close(inv_freq, arrays["inv_freq"])
+    cos, sin = rope_tables(positions, inv_freq)
+    half = config["rope"] // 2
+    close(cos, arrays["cos"][0][:, :half])
+    close(sin, arrays["sin"][0][:, half:])
+
+    q_nope, q_rope = mla_queries(x, weights, cos, sin, heads=heads, eps=eps)
+    q = np.concatenate([q_nope, halves(q_rope)], axis=-1)
+    close(q.swapaxes(0, 1), arrays["q"][0])
+    latent, k_rope = mla_latents(x, weights, cos, sin, eps)
+    close(latent, arrays["cache_latent"][0])
+    close(halves(k_rope), arrays["cache_k_rot_halfsplit"][0, 0])
+    expanded = linear(latent, weights.kv_b).reshape(len(x), heads, -1)
+    shared = np.repeat(halves(k_rope)[:, None, :], heads, axis=1)
+    k = np.concatenate([expanded[..., : config["nope"]], shared], axis=-1)
+    close(k.swapaxes(0, 1), arrays["k"][0])
+    close(expanded[..., config["nope"] :].swapaxes(0, 1), arrays["v"][0])
+
+    allowed = visible_keys(positions, positions)
+    np.testing.assert_array_equal(allowed, arrays["mask_allowed"][0, 0])
+    close(attention_probs(q, k, allowed, scale).swapaxes(0, 1), arrays["probs"][0])
+    cache = MlaCache(latent, k_rope, positions)
+    for core_of in (mla_core_naive, mla_core_absorbed):
+        close(core_of(q_nope, q_rope, weights, cache, allowed, scale), arrays["core"][0])
+
+    empty = MlaCache.empty(config["kv_lora"], config["rope"])
+    outputs = []
+    for absorbed in (False, True):
+        out, _ = mla_attention(
+            x,
+            weights,
+            cos,
+            sin,
+            positions,
+            empty,
+            heads=heads,
+            scale=scale,
+            eps=eps,
+            absorbed=absorbed,
+        )
+        close(out, arrays["out"][0])
+        close(out, arrays["out_f64_f32softmax"][0])
+        outputs.append(out)
+    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+@pytest.mark.parametrize("chunk", [1, 5, 16])
+def test_mla_decode(absorbed: bool, chunk: int) -> None:
+    arrays, _ = load("dsv3_mla_decode")
+    x, weights = arrays["x"][0], mla_weights(arrays)
+    positions = np.arange(len(x))
+    cos, sin = rope_tables(positions, yarn_inv_freq(8, **R1_ROPE))
+    cache, outputs = MlaCache.empty(32, 8), []
+    for start in range(0, len(x), chunk):
+        part = slice(start, start + chunk)
+        out, cache = mla_attention(
+            x[part],
+            weights,
+            cos[part],
+            sin[part],
+            positions[part],
+            cache,
+            heads=4,
+            scale=24**-0.5 * yarn_mscale(40.0) ** 2,
+            eps=1e-6,
+            absorbed=absorbed,
+        )
+        outputs.append(out)
+    assert cache.latent.shape == (16, 32)
+    close(np.concatenate(outputs), arrays["out_decode"][0])
+    close(np.concatenate(outputs), arrays["out_prefill"][0])
+
+
+def deepseek_moe_weights(arrays: Arrays, prefix: str = "w_") -> DeepseekMoeWeights:
+    return DeepseekMoeWeights(
+        router=arrays[f"{prefix}gate_weight"],
+        router_bias=arrays[f"{prefix}gate_e_score_correction_bias"],
+        gate_up=arrays[f"{prefix}experts_gate_up_proj"],
+        down=arrays[f"{prefix}experts_down_proj"],
+        shared=GatedMlpWeights(
+            *(
+                arrays[f"{prefix}shared_experts_{part}_proj_weight"]
+                for part in ("gate", "up", "down")
+            )
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dsv3_moe_s0",
+        "dsv3_moe_bias_flips",
+        "dsv3_moe_tie_pair",
+        "dsv3_router_256",
+        "kimi_moe_s0",
+        "kimi_router_384",
+    ],
+)
+def test_deepseek_moe(name: str) -> None:
+    arrays, meta = load(name)
+    config = meta["config"]
+    x, weights = arrays["x"][0], deepseek_moe_weights(arrays)
+    k, groups, kept = config["topk"], config["n_group"], config["topk_group"]
+    logits = router_logits(x, weights.router)
+    close(logits, arrays["router_logits"])
+    biased = sigmoid(logits) + weights.router_bias
+    close(group_scores(biased, groups), arrays["group_scores"])
+    masked = mask_groups(biased, groups, kept)
+    open_groups = np.isfinite(masked).reshape(len(x), groups, -1).all(axis=-1)
+    np.testing.assert_array_equal(open_groups, arrays["group_mask_lowest"])
+    ids, shares = sigmoid_gate(
+        logits,
+        weights.router_bias,
+        k,
+        groups=groups,
+        groups_kept=kept,
+        scale=config["scale"],
+    )
+    # The stored order of a token's experts is that of the biased scores.
+    np.testing.assert_array_equal(ids, arrays["idx_lowest"])
+    close(shares, arrays["weights_lowest"])
+    close(gated_mlp(x, weights.shared), arrays["shared_out"][0])
+    out = deepseek_moe(
+        x, weights, topk=k, groups=groups, groups_kept=kept, gate_scale=config["scale"]
+    )
+    close(out, arrays["out_lowest"][0])
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+@pytest.mark.parametrize("chunk", [1, 12])
+def test_deepseek_layer(absorbed: bool, chunk: int) -> None:
+    arrays, meta = load("dsv3_layer_moe")
+    x = arrays["x"][0]
+    weights = DeepseekLayerWeights(
+        attention_norm=arrays["w_input_layernorm_weight"],
+        attention=mla_weights(arrays, "w_self_attn_"),
+        mlp_norm=arrays["w_post_attention_layernorm_weight"],
+        mlp=deepseek_moe_weights(arrays, "w_mlp_"),
+    )
+    positions = np.arange(len(x))
+    cos, sin = rope_tables(positions, yarn_inv_freq(8, **R1_ROPE))
+    cache, outputs = MlaCache.empty(32, 8), []
+    for start in range(0, len(x), chunk):
+        part = slice(start, start + chunk)
+        out, cache = deepseek_layer(
+            x[part],
+            weights,
+            cos[part],
+            sin[part],
+            positions[part],
+            cache,
+            heads=4,
+            scale=24**-0.5 * yarn_mscale(40.0) ** 2,
+            eps=meta["rms_norm_eps"],
+            latent_eps=1e-6,
+            topk=4,
+            groups=4,
+            groups_kept=2,
+            gate_scale=2.5,
+            absorbed=absorbed,
+        )
+        outputs.append(out)
+    close(np.concatenate(outputs), arrays["out"][0])
+
+
+def test_dense_layer_is_the_layer_with_only_a_shared_expert() -> None:
+    arrays, _ = load("dsv3_layer_moe")
+    moe = deepseek_moe_weights(arrays, "w_mlp_")
+    silent = replace(moe, down=np.zeros_like(moe.down))
+    x = arrays["x"][0]
+    positions = np.arange(len(x))
+    cos, sin = rope_tables(positions, yarn_inv_freq(8, **R1_ROPE))
+    outputs = []
+    for mlp in (moe.shared, silent):
+        weights = DeepseekLayerWeights(
+            attention_norm=arrays["w_input_layernorm_weight"],
+            attention=mla_weights(arrays, "w_self_attn_"),
+            mlp_norm=arrays["w_post_attention_layernorm_weight"],
+            mlp=mlp,
+        )
+        empty = MlaCache.empty(32, 8)
+        out, _ = deepseek_layer(
+            x, weights, cos, sin, positions, empty, heads=4, scale=0.4, eps=1e-6, latent_eps=1e-6
+        )
+        outputs.append(out)
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    assert np.max(np.abs(outputs[0] - x)) > 0.01
+
+
 # Rotary tables
 
 
@@ -359,3 +616,37 @@ def test_experts_are_the_sum_over_tokens_and_choices() -> None:
             for slot, e in enumerate(ids[token])
         )
         np.testing.assert_allclose(out[token], want, rtol=1e-9, atol=1e-12)
+
+
+def test_dropped_groups_lose_against_negative_scores() -> None:
+    logits, bias = np.zeros((1, 8)), np.full(8, -2.0)  # every biased score is -1.5
+    bias[6] = -1.0
+    ids, weights = sigmoid_gate(logits, bias, 3, groups=2, groups_kept=1, scale=2.0)
+    np.testing.assert_array_equal(ids, [[6, 4, 5]])
+    np.testing.assert_allclose(weights, 2.0 / 3.0)
+
+
+def test_sigmoid_gate_with_ties_and_nan() -> None:
+    logits = np.zeros((2, 8))
+    ids, _ = sigmoid_gate(logits, np.zeros(8), 4, groups=4, groups_kept=2)
+    np.testing.assert_array_equal(ids, [[0, 1, 2, 3]] * 2)  # lowest groups, then lowest experts
+    logits[1, 0] = np.nan
+    ids, weights = sigmoid_gate(logits, np.zeros(8), 4, groups=4, groups_kept=2)
+    np.testing.assert_array_equal(ids[1], [2, 3, 4, 5])  # a group whose score is NaN is last
+    assert np.all(np.isfinite(weights[1]))
+    ids, _ = sigmoid_gate(logits, np.zeros(8), 8)
+    np.testing.assert_array_equal(ids[1], [1, 2, 3, 4, 5, 6, 7, 0])
+
+
+@pytest.mark.parametrize("groups, kept", [(3, 1), (0, 1), (8, 1), (2, 0), (2, 3)])
+def test_impossible_groups_are_refused(groups: int, kept: int) -> None:
+    with pytest.raises(ValueError, match="groups"):
+        sigmoid_gate(np.zeros((1, 8)), np.zeros(8), 2, groups=groups, groups_kept=kept)
+
+
+def test_activations_at_their_ends() -> None:
+    gate_up = np.array([1e3, 1e3, -1e3, -1e3, 7.0, -7.0, 0.0, 5.0])
+    full = 7.0 / (1.0 + np.exp(-1.702 * 7.0))
+    np.testing.assert_allclose(clamped_swiglu(gate_up), [full * 8.0, 0.0, full * -6.0, 0.0])
+    np.testing.assert_allclose(silu(np.array([-1e3, 0.0, 1e3])), [0.0, 0.0, 1e3])
+    np.testing.assert_allclose(swiglu(np.array([0.0, 1e3, 4.0, 2.0])), [0.0, 2e3])

@@ -2,6 +2,7 @@
 """Expert MLPs in float64: activations, routed experts of both families, shared and dense MLPs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -59,9 +60,15 @@ def routed_experts(
     return out
 
 
-def gated_mlp(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
-    """A shared expert or dense MLP: down (silu(gate x) * up x).
+@dataclass(frozen=True)
+class GatedMlpWeights:
+    """A shared expert or a dense MLP; no biases."""
 
-    x: [S, hidden]; gate, up: [I, hidden]; down: [hidden, I] -> [S, hidden].
-    """
-    return linear(silu(linear(x, gate)) * linear(x, up), down)
+    gate: np.ndarray  # [I, hidden]
+    up: np.ndarray  # [I, hidden]
+    down: np.ndarray  # [hidden, I]
+
+
+def gated_mlp(x: np.ndarray, weights: GatedMlpWeights) -> np.ndarray:
+    """down (silu(gate x) * up x): x [S, hidden] -> [S, hidden]."""
+    return linear(silu(linear(x, weights.gate)) * linear(x, weights.up), weights.down)
