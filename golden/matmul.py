@@ -112,7 +112,8 @@ def cell(
     operand's flag.
     """
     value = dot(act, weight, act_codes, weight_codes, act_scale, weight_scale)
-    total = add_fp32(psum.astype(np.float64), value).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        total = add_fp32(psum.astype(np.float64), value).astype(np.float32)
     return np.where(nan | np.isnan(total), np.float32(np.nan), total)
 
 
