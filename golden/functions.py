@@ -2,8 +2,8 @@
 """The lane functions exp2, reciprocal, rsqrt and sigmoid, bit by bit.
 
 All take and give float32 arrays of any shape. Each result is within 1 ulp of the true value, over
-the whole range and with subnormals kept, and each function is monotonic. 2^n, 1 / 2^k, 1 / sqrt(4^k)
-and sigmoid(0) = 0.5 are exact. Every NaN result is 0x7FC00000; a NaN input gives it.
+the whole range and with subnormals kept, and each function is monotonic. 2^n, 1 / 2^k,
+1 / sqrt(4^k) and sigmoid(0) = 0.5 are exact. A NaN input gives 0x7FC00000, the only NaN.
 
 | x            | exp2(x)       | reciprocal(x)         | rsqrt(x)       | sigmoid(x)     |
 |--------------|---------------|-----------------------|----------------|----------------|
@@ -15,7 +15,8 @@ and sigmoid(0) = 0.5 are exact. Every NaN result is 0x7FC00000; a NaN input give
 | out of range | +inf at 128, +0 at -150 | by rounding | does not occur | by rounding    |
 
 The arithmetic is of integers. A table gives a quadratic for each of 256 intervals
-(`function_tables`); fixed-point values have 34 fraction bits unless said otherwise, and every right shift drops bits.
+(`function_tables`); fixed-point values have 34 fraction bits unless said
+otherwise, and every right shift drops bits.
 
 1. exp2: |x| is cut to 28 fraction bits, giving x = n + f after the sign is applied; 2^f is the
    polynomial at f (8 index bits, 20 offset bits); the result is 2^n * 2^f.
