@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from golden.models import MODELS, Rope
 from golden.reference.attention import (
     GqaWeights,
     KvCache,
@@ -63,7 +64,6 @@ from golden.reference.rope import (
     rope_half_split,
     rope_interleaved,
     rope_tables,
-    yarn_inv_freq,
     yarn_mscale,
 )
 
@@ -71,16 +71,9 @@ VECTORS = Path(__file__).parent / "vectors"
 TOLERANCE = 2e-5
 Arrays = dict[str, np.ndarray]
 
-GPTOSS_ROPE = dict(
-    theta=150000.0,
-    factor=32.0,
-    original_positions=4096,
-    beta_fast=32.0,
-    beta_slow=1.0,
-    truncate=False,
+GPTOSS_ROPE, R1_ROPE, KIMI_ROPE = (
+    MODELS[name].rope for name in ("gpt-oss", "deepseek-r1", "kimi-k2.5")
 )
-R1_ROPE = GPTOSS_ROPE | dict(theta=10000.0, factor=40.0, truncate=True)
-KIMI_ROPE = GPTOSS_ROPE | dict(theta=50000.0, factor=64.0, truncate=True)
 
 
 def load(name: str) -> tuple[Arrays, dict]:
@@ -107,8 +100,7 @@ def gqa_weights(arrays: Arrays, prefix: str = "w_") -> GqaWeights:
 
 
 def gptoss_tables(positions: np.ndarray, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
-    inv_freq = yarn_inv_freq(head_dim, **GPTOSS_ROPE)
-    return rope_tables(positions, inv_freq, yarn_mscale(32.0))
+    return replace(GPTOSS_ROPE, dim=head_dim).tables(positions)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +121,7 @@ def test_gptoss_attention(name: str) -> None:
     x, positions = arrays["x"][0], arrays["positions"][0]
     weights = gqa_weights(arrays)
 
-    inv_freq = yarn_inv_freq(config["hd"], **GPTOSS_ROPE)
+    inv_freq = replace(GPTOSS_ROPE, dim=config["hd"]).inv_freq()
     close(inv_freq, arrays["inv_freq"])
     close(np.full(1, yarn_mscale(32.0)), arrays["attention_scaling"])
     cos, sin = gptoss_tables(positions, config["hd"])
@@ -291,15 +283,15 @@ def halves(x: np.ndarray) -> np.ndarray:
     "name, rope",
     [("dsv3_mla_s0", R1_ROPE), ("dsv3_mla_pos5000", R1_ROPE), ("kimi_mla_s0", KIMI_ROPE)],
 )
-def test_mla(name: str, rope: dict) -> None:
+def test_mla(name: str, rope: Rope) -> None:
     arrays, meta = load(name)
     config, scale = meta["config"], meta["scaling"]
     heads, eps = config["heads"], config["q_a_kv_a_norm_eps"]
     x, positions, weights = arrays["x"][0], arrays["positions"][0], mla_weights(arrays)
     width = config["nope"] + config["rope"]
-    assert scale == pytest.approx(width**-0.5 * yarn_mscale(rope["factor"]) ** 2, rel=1e-12)
+    assert scale == pytest.approx(width**-0.5 * yarn_mscale(rope.factor) ** 2, rel=1e-12)
 
-    inv_freq = yarn_inv_freq(config["rope"], **rope)
+    inv_freq = replace(rope, dim=config["rope"]).inv_freq()
     close(inv_freq, arrays["inv_freq"])
     cos, sin = rope_tables(positions, inv_freq)
     half = config["rope"] // 2
@@ -352,7 +344,7 @@ def test_mla_decode(absorbed: bool, chunk: int) -> None:
     arrays, _ = load("dsv3_mla_decode")
     x, weights = arrays["x"][0], mla_weights(arrays)
     positions = np.arange(len(x))
-    cos, sin = rope_tables(positions, yarn_inv_freq(8, **R1_ROPE))
+    cos, sin = rope_tables(positions, replace(R1_ROPE, dim=8).inv_freq())
     cache, outputs = MlaCache.empty(32, 8), []
     for start in range(0, len(x), chunk):
         part = slice(start, start + chunk)
@@ -442,7 +434,7 @@ def test_deepseek_layer(absorbed: bool, chunk: int) -> None:
         mlp=deepseek_moe_weights(arrays, "w_mlp_"),
     )
     positions = np.arange(len(x))
-    cos, sin = rope_tables(positions, yarn_inv_freq(8, **R1_ROPE))
+    cos, sin = rope_tables(positions, replace(R1_ROPE, dim=8).inv_freq())
     cache, outputs = MlaCache.empty(32, 8), []
     for start in range(0, len(x), chunk):
         part = slice(start, start + chunk)
@@ -473,7 +465,7 @@ def test_dense_layer_is_the_layer_with_only_a_shared_expert() -> None:
     silent = replace(moe, down=np.zeros_like(moe.down))
     x = arrays["x"][0]
     positions = np.arange(len(x))
-    cos, sin = rope_tables(positions, yarn_inv_freq(8, **R1_ROPE))
+    cos, sin = rope_tables(positions, replace(R1_ROPE, dim=8).inv_freq())
     outputs = []
     for mlp in (moe.shared, silent):
         weights = DeepseekLayerWeights(
@@ -495,18 +487,15 @@ def test_dense_layer_is_the_layer_with_only_a_shared_expert() -> None:
 
 
 @pytest.mark.parametrize(
-    "model, rope, scale",
-    [
-        ("gptoss120b", GPTOSS_ROPE, yarn_mscale(32.0)),
-        ("deepseek_r1", R1_ROPE, 1.0),
-        ("kimi_k25", KIMI_ROPE, 1.0),
-    ],
+    "model, rope",
+    [("gptoss120b", GPTOSS_ROPE), ("deepseek_r1", R1_ROPE), ("kimi_k25", KIMI_ROPE)],
 )
-def test_rope_of_real_models(model: str, rope: dict, scale: float) -> None:
+def test_rope_of_real_models(model: str, rope: Rope) -> None:
     arrays, meta = load("rope_real_params")
+    scale = rope.table_scale
     assert scale == pytest.approx(meta["models"][model]["attention_scaling"], rel=1e-12)
     positions, reference = arrays["positions"][0], arrays[f"{model}_inv_freq"]
-    inv_freq = yarn_inv_freq(64, **rope)
+    inv_freq = rope.inv_freq()
     # float32 powers differ by an ulp between platforms; at most three of these 32 do.
     ulps = np.abs(inv_freq.view(np.int32) - reference.view(np.int32))
     assert np.max(ulps) <= 1 and np.count_nonzero(ulps) <= 3
@@ -524,7 +513,7 @@ def test_rope_of_real_models(model: str, rope: dict, scale: float) -> None:
 def test_rope_layouts_are_a_permutation_of_each_other() -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((5, 3, 8))
-    cos, sin = rope_tables(np.arange(5), yarn_inv_freq(8, **R1_ROPE))
+    cos, sin = rope_tables(np.arange(5), replace(R1_ROPE, dim=8).inv_freq())
     order = [0, 2, 4, 6, 1, 3, 5, 7]
     turned = rope_interleaved(x, cos, sin)
     np.testing.assert_array_equal(turned[..., order], rope_half_split(x[..., order], cos, sin))
@@ -536,7 +525,7 @@ def test_rope_layouts_are_a_permutation_of_each_other() -> None:
 def test_rope_scores_depend_on_distance_alone() -> None:
     rng = np.random.default_rng(2)
     q, k = rng.standard_normal((2, 1, 64))
-    inv_freq = yarn_inv_freq(64, **GPTOSS_ROPE)
+    inv_freq = GPTOSS_ROPE.inv_freq()
     scores = []
     for base in (0, 77):
         q_tables = rope_tables(np.array([base + 9]), inv_freq)
