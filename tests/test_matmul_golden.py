@@ -11,7 +11,6 @@ import pytest
 
 from golden.formats import (
     ARRAY_FORMATS,
-    DIGITS,
     NATIVE_FORMAT,
     SPECS,
     Format,
@@ -24,8 +23,8 @@ from golden.formats import (
 )
 from golden.matmul import add_fp32, add_ieee, cell, matmul, matmul_bound, matmul_reference
 from golden.quantise import blocks_of, quantise
+from tests.cell_vectors import NATIVE_PAIRS, cell_vectors, random_psum
 
-NATIVE_PAIRS = [(a, w) for a, w in product(Native, Native) if DIGITS[a] >= DIGITS[w]]
 PAIRS = list(product(ARRAY_FORMATS, ARRAY_FORMATS))
 
 
@@ -108,61 +107,13 @@ def exact_cell(act, weight, a_codes, w_codes, a_scale, w_scale, psum: int) -> in
     return exact_add(psum, round_24(total), nan)
 
 
-def random_codes(rng, native: Native, shape) -> np.ndarray:
-    """Random codes: raw bits, or clustered exponents, zeros and largest magnitudes."""
-    spec = SPECS[NATIVE_FORMAT[native]]
-    raw = rng.integers(0, 1 << spec.bits, shape)
-    kind = rng.integers(0, 6, shape[:-1])[..., None]
-    fields = 1 << spec.exponent_bits
-    near = rng.integers(0, fields, shape[:-1])[..., None]
-    field = np.clip(near + rng.integers(-2, 3, shape), 0, fields - 2)
-    mantissa_mask = (1 << spec.mantissa_bits) - 1
-    sign = rng.integers(0, 2, shape) << (spec.bits - 1)
-    clustered = sign | field << spec.mantissa_bits | raw & mantissa_mask
-    top = sign | spec.max_code
-    mild = np.where(raw & ((1 << (spec.bits - 1)) - 1) > spec.max_code, sign, raw)
-    sparse = np.where(rng.random(shape) < 0.7, sign, mild)
-    return np.select(
-        [kind == 0, kind == 1, kind == 2, kind == 3], [raw, top, sparse, mild], clustered
-    )
-
-
-def random_psum(rng, count: int) -> np.ndarray:
-    """FP32 bit patterns of all kinds, with +-0, +-infinity and NaN."""
-    bits = rng.integers(0, 1 << 32, count, dtype=np.uint32)
-    special = np.array(
-        [0, 1 << 31, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345, 1, 0x807FFFFF, 0x7F7FFFFF],
-        np.uint32,
-    )
-    mild = (rng.standard_normal(count) * 100).astype(np.float32).view(np.uint32)
-    kind = rng.integers(0, 4, count)
-    return np.select([kind == 0, kind == 1], [special[rng.integers(0, 9, count)], bits], mild)
-
-
 @pytest.mark.parametrize("pair", NATIVE_PAIRS, ids=lambda p: f"{p[0].name}-{p[1].name}")
 def test_cell_against_rationals(pair):
     act, weight = pair
     seed = 100 + 10 * act + weight
     print("seed", seed)
-    rng = np.random.default_rng(seed)
-    count = 400
-    n = 32 // (DIGITS[act] * DIGITS[weight])
-    a, w = random_codes(rng, act, (count, n)), random_codes(rng, weight, (count, n))
-    scale_kind = rng.integers(0, 3, (2, count))
-    near = rng.integers(100, 150, (2, count))
-    any_scale = rng.integers(0, 256, (2, count))
-    sa, sw = np.where(scale_kind == 0, any_scale, near)
-    psum = random_psum(rng, count)
-    # A third of the partial sums nearly cancel the dot product, some exactly.
-    zero = np.zeros(count, np.float32)
-    no_flag = np.zeros(count, bool)
-    cancel = -cell(act, weight, a, w, sa, sw, no_flag, zero)
-    step = rng.integers(-3, 4, count).astype(np.uint32)
-    close = np.where(np.isfinite(cancel), cancel.view(np.uint32) + step, 0).astype(np.uint32)
-    psum = np.where(rng.integers(0, 3, count) == 0, close, psum)
-    special = ~np.isfinite(decode(NATIVE_FORMAT[act], a)).all(axis=1)
-    special |= ~np.isfinite(decode(NATIVE_FORMAT[weight], w)).all(axis=1)
-    special |= (sa == 255) | (sw == 255)
+    count = 600
+    a, w, sa, sw, psum, special = cell_vectors(np.random.default_rng(seed), act, weight, count)
     got = cell(act, weight, a, w, sa, sw, special, psum.view(np.float32)).view(np.uint32)
     want = [exact_cell(act, weight, a[i], w[i], sa[i], sw[i], int(psum[i])) for i in range(count)]
     assert got.tolist() == want
@@ -289,6 +240,15 @@ def test_bound(pair):
     # One long K tile or many short ones: the same values within both bounds, but other roundings.
     other = matmul(*operands, 1, init)
     assert (np.abs(other - want) <= matmul_bound(*operands, 1, init)).all()
+
+
+def test_signed_zero_in_rows_without_weights():
+    """A negative dot that underflows gives -0, which survives only if no +0 is added after it."""
+    tiny = (np.full((1, 8), 0x8001, np.uint16), None, Format.BF16)
+    one = (np.full((1, 8), 0x0001, np.uint16), None, Format.BF16)
+    minus_zero = np.array([-0.0], np.float32)
+    assert np.signbit(matmul(*tiny, *one, 1, minus_zero)[0, 0])
+    assert not np.signbit(matmul(*tiny, *one, 2, minus_zero)[0, 0])
 
 
 def test_add_fp32_is_numpy_where_numpy_can():
