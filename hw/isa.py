@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tile's instruction set: every command's encoding, once.
 
-A program is a sequence of 128-bit *beats* of four 32-bit words. A scalar instruction is one beat; an engine
-command is four beats (sixteen words): word 0 the header, word 1 the semaphores, words 2 to 15 the operands.
+A program is a sequence of 128-bit *beats* of four 32-bit words. A scalar instruction is one beat;
+an engine command is four beats (sixteen words): word 0 the header, word 1 the semaphores, words 2
+to 15 the operands.
 
-Header: bits 5..0 opcode, bits 23..8 the indirect mask: bit 8 + i set means that word i (2 to 15) is not
-an immediate but `registers[word >> 27] + sign_extended(word & 0x07FF_FFFF)`.
+Header: bits 5..0 opcode, bits 23..8 the indirect mask: bit 8 + i set means that word i (2 to 15) is
+not an immediate but `registers[word >> 27] + sign_extended(word & 0x07FF_FFFF)`, taken as the beat
+is fetched. Such a word belongs to one operand only. Bits that belong to no field are 0; a resolved
+word with any of them set, that is, a value too wide for its operand, is an illegal command.
 
 Assembler, disassembler, decoder and `docs/isa.md` are all made from the tables below.
 """
@@ -22,8 +25,10 @@ REGISTERS = 32  # register 0 reads as zero
 SEMAPHORES = 32
 REMOTE_SEMAPHORES = 8  # the last ones: other tiles may post them, so waiting on one is no deadlock
 SEMAPHORE_MAX = 0xFFFF
+OPCODE_BITS = 6
 INDIRECT_LO = 8
 OFFSET_BITS = 27
+ENGINE_NONE = 15  # engine field of the status when the sequencer itself is meant
 
 
 class Engine(IntEnum):
@@ -65,29 +70,58 @@ class Activity(IntEnum):
 
 
 class Scalar(IntEnum):
-    """Opcodes of the sequencer's own instructions (one beat)."""
+    """Opcodes of the sequencer's own instructions (one beat); SCALAR_DOCS says what they do."""
 
-    HALT = 0  # wait until every engine is idle, then stop with DONE
-    ADD = 1  # rd = rs + rt + imm
-    SUB = 2  # rd = rs - rt - imm
-    MUL = 3  # rd = low word of rs * (rt + imm)
-    AND = 4  # rd = rs & (rt + imm)
-    SHL = 5  # rd = rs << (rt + imm), amounts of 32 and more give 0
-    SHR = 6  # rd = rs >> (rt + imm), logical
-    WRAP = 7  # rd = rs + 1, or 0 when that equals rt + imm (ring slots)
-    LOAD = 8  # rd = 32-bit word of tile SRAM at byte address rs + imm
-    BEQ = 9  # to beat imm if rs == rt
+    HALT = 0
+    ADD = 1
+    SUB = 2
+    MUL = 3
+    AND = 4
+    SHL = 5
+    SHR = 6
+    WRAP = 7
+    LOAD = 8
+    BEQ = 9
     BNE = 10
-    BLT = 11  # signed
-    WAIT = 12  # wait for semaphore `imm` and take one
-    POST = 13  # add one to semaphore `imm`
-    FENCE = 14  # wait until every engine is idle and its queue empty
+    BLT = 11
+    WAIT = 12
+    POST = 13
+    FENCE = 14
 
 
 # Word 1 of a scalar instruction: rd, rs, rt in bits 4..0, 9..5, 14..10; word 2: imm.
 SCALAR_FIELDS = {"rd": (1, 0, 5), "rs": (1, 5, 5), "rt": (1, 10, 5), "imm": (2, 0, 32)}
 
-# Word 1 of an engine command: two semaphores to take before it starts, two to post when it is complete.
+_ARITHMETIC = ("rd", "rs", "rt", "imm")
+_BRANCH = ("rs", "rt", "imm")
+# Fields that an instruction uses; the others are 0.
+SCALAR_USES: dict[Scalar, tuple[str, ...]] = {
+    Scalar.HALT: (), Scalar.ADD: _ARITHMETIC, Scalar.SUB: _ARITHMETIC, Scalar.MUL: _ARITHMETIC,
+    Scalar.AND: _ARITHMETIC, Scalar.SHL: _ARITHMETIC, Scalar.SHR: _ARITHMETIC,
+    Scalar.WRAP: _ARITHMETIC, Scalar.LOAD: ("rd", "rs", "imm"),
+    Scalar.BEQ: _BRANCH, Scalar.BNE: _BRANCH, Scalar.BLT: _BRANCH,
+    Scalar.WAIT: ("imm",), Scalar.POST: ("imm",), Scalar.FENCE: (),
+}
+SCALAR_DOCS: dict[Scalar, str] = {
+    Scalar.HALT: "wait until every engine is idle, then stop with DONE",
+    Scalar.ADD: "rd = rs + rt + imm",
+    Scalar.SUB: "rd = rs - rt - imm",
+    Scalar.MUL: "rd = low word of rs * (rt + imm)",
+    Scalar.AND: "rd = rs & (rt + imm)",
+    Scalar.SHL: "rd = rs << (rt + imm); amounts of 32 and more give 0",
+    Scalar.SHR: "rd = rs >> (rt + imm), logical; amounts of 32 and more give 0",
+    Scalar.WRAP: "rd = rs + 1, or 0 when that equals rt + imm (ring slots)",
+    Scalar.LOAD: "rd = 32-bit word of tile SRAM at byte address rs + imm, a multiple of 4",
+    Scalar.BEQ: "to beat imm if rs == rt",
+    Scalar.BNE: "to beat imm if rs != rt",
+    Scalar.BLT: "to beat imm if rs < rt, signed",
+    Scalar.WAIT: "wait for semaphore imm and take one",
+    Scalar.POST: "add one to semaphore imm",
+    Scalar.FENCE: "wait until every engine is idle and its queue empty",
+}
+
+# Word 1 of an engine command: two semaphores to take before it starts, two to post when it is
+# complete.
 SYNC_FIELDS = {
     "wait0": (0, 5), "wait0_en": (5, 1), "wait1": (6, 5), "wait1_en": (11, 1),
     "post0": (12, 5), "post0_en": (17, 1), "post1": (18, 5), "post1_en": (23, 1),
@@ -103,6 +137,7 @@ class Operand:
     width: int
     doc: str
     lo: int = 0
+    fp32: bool = False  # may hold the bits of an FP32 value
 
 
 @dataclass(frozen=True)
@@ -112,6 +147,14 @@ class Command:
     engine: Engine
     doc: str
     operands: tuple[Operand, ...]
+
+    def owned_bits(self, word: int) -> int:
+        """Mask of the bits of word `word` (2 to 15) that belong to an operand; others must be 0."""
+        return sum(((1 << op.width) - 1) << op.lo for op in self.operands if op.word == word)
+
+    def owns_word(self, operand: Operand) -> bool:
+        """Whether `operand` has its word to itself, so that the word can be register-indirect."""
+        return [op for op in self.operands if op.word == operand.word] == [operand]
 
     def operand(self, name: str) -> Operand:
         for op in self.operands:
@@ -187,10 +230,12 @@ class Scope(IntEnum):
 
 
 MATMUL = Command("MATMUL", 32, Engine.MATRIX, (
-    "out[m, n] = init + sum over k of act[m, k] * weight[k, n], in the array's order. Activation rows lie in tile "
-    "SRAM; weights are rows of the KV SRAM (column tile t, group g in row weight_addr + t * weight_nstride + "
-    "g * weight_gstride, bank = column) or come in order from the weight stream."), (
-    Operand("act_addr", 2, 32, "byte address of activation row 0; a multiple of 16 * rows * lines per group"),
+    "out[m, n] = init + sum over k of act[m, k] * weight[k, n], in the array's order. "
+    "Activation rows lie in tile SRAM; weights are rows of the KV SRAM (column tile t, group "
+    "g in row weight_addr + t * weight_nstride + g * weight_gstride, bank = column) or come "
+    "in order from the weight stream."), (
+    Operand("act_addr", 2, 32,
+            "byte address of activation row 0; a multiple of 16 * rows * lines per group"),
     Operand("act_stride", 3, 16, "lines from one activation row to the next; same multiple"),
     Operand("m", 4, 16, "activation rows, 1 to acc_rows"),
     Operand("n", 5, 16, "result columns"),
@@ -198,7 +243,8 @@ MATMUL = Command("MATMUL", 32, Engine.MATRIX, (
     Operand("weight_addr", 7, 24, "KV SRAM row"),
     Operand("weight_gstride", 8, 16, "rows from one group to the next"),
     Operand("weight_nstride", 9, 16, "rows from one column tile to the next"),
-    Operand("out_addr", 10, 32, "byte address of result row 0; a multiple of the size of cols results"),
+    Operand("out_addr", 10, 32,
+            "byte address of result row 0; a multiple of the size of cols results"),
     Operand("out_stride", 11, 16, "lines from one result row to the next"),
     Operand("bias_addr", 12, 32, "byte address of the FP32 bias vector; a multiple of 4 * cols"),
     Operand("act_format", 13, 3, "Format of the activations", 0),
@@ -209,12 +255,12 @@ MATMUL = Command("MATMUL", 32, Engine.MATRIX, (
 ))
 
 VECTOR = Command("VECTOR", 33, Engine.VECTOR, (
-    "For each of rows x cols elements: x = clamp(a); y = op1(x, s1); y = y * s2; y = y + s3; y = f(y); y = y * s4; "
-    "masked elements give +0; y is stored at out and the row's y are reduced to one FP32 at reduce_addr. Every "
-    "stage is optional."), (
+    "For each of rows x cols elements: x = clamp(a); y = op1(x, s1); y = y * s2; y = y + s3; "
+    "y = f(y); y = y * s4; masked elements give +0; y is stored at out and the row's y are "
+    "reduced to one FP32 at reduce_addr. Every stage is optional."), (
     Operand("a_addr", 4, 32, "byte address of a (always a vector operand)"),
-    Operand("b_addr", 5, 32, "byte address of b, or its FP32 value"),
-    Operand("d_addr", 6, 32, "byte address of d, or its FP32 value"),
+    Operand("b_addr", 5, 32, "byte address of b, or its FP32 value", fp32=True),
+    Operand("d_addr", 6, 32, "byte address of d, or its FP32 value", fp32=True),
     Operand("out_addr", 7, 32, "byte address of the result"),
     Operand("reduce_addr", 8, 32, "byte address of the reduction of row 0; row r goes to + 4 r"),
     Operand("a_stride", 9, 16, "bytes / 4 from row to row of a", 0),
@@ -223,7 +269,7 @@ VECTOR = Command("VECTOR", 33, Engine.VECTOR, (
     Operand("out_stride", 10, 16, "bytes / 4 from row to row of the result", 16),
     Operand("rows", 11, 16, "rows, at least 1"),
     Operand("cols", 12, 16, "elements of a row, at least 1"),
-    Operand("clamp", 13, 32, "FP32 limit c of the clamp"),
+    Operand("clamp", 13, 32, "FP32 limit c of the clamp", fp32=True),
     Operand("mask_lo", 14, 16, "first element of the cyclic range [mask_lo, mask_hi) that counts"),
     Operand("mask_hi", 15, 16, "end of that range; lo > hi wraps: elements >= lo or < hi"),
     Operand("a_format", 2, 3, "Format of a", 0),
@@ -250,8 +296,8 @@ VECTOR = Command("VECTOR", 33, Engine.VECTOR, (
 ))
 
 TOPK = Command("TOPK", 34, Engine.TOPK, (
-    "The k largest of `count` FP32 scores, descending, lower index first on equal scores, NaN last: ids as 32-bit "
-    "words at ids_addr, scores at scores_addr."), (
+    "The k largest of `count` FP32 scores, descending, lower index first on equal scores, "
+    "NaN last: ids as 32-bit words at ids_addr, scores at scores_addr."), (
     Operand("score_addr", 2, 32, "byte address of the scores, a multiple of 16"),
     Operand("count", 3, 16, "scores, 1 to max_experts"),
     Operand("k", 4, 8, "1 to max_topk and at most count"),
@@ -260,11 +306,13 @@ TOPK = Command("TOPK", 34, Engine.TOPK, (
 ))
 
 DMA = Command("DMA", 35, Engine.DMA, (
-    "Moves rows of lines between the HBM slice and an SRAM. A scaled row is a sequence of runs in HBM: one line of "
-    "16 scales, then up to 16 data lines; scales land beside their lines."), (
+    "Moves rows of lines between the HBM slice and an SRAM. A scaled row is a sequence of "
+    "runs in HBM: one line of 16 scales, then up to 16 data lines; scales land beside their "
+    "lines."), (
     Operand("hbm_addr", 2, 32, "byte address in the HBM slice, a multiple of 16"),
     Operand("hbm_stride", 3, 32, "bytes from row to row, a multiple of 16"),
-    Operand("local_addr", 4, 32, "tile SRAM byte address, or KV SRAM line address (row * cols + bank)"),
+    Operand("local_addr", 4, 32,
+            "tile SRAM byte address, or KV SRAM line address (row * cols + bank)"),
     Operand("local_stride", 5, 24, "lines from row to row"),
     Operand("lines", 6, 24, "data lines of a row, at least 1"),
     Operand("rows", 7, 16, "rows, at least 1"),
@@ -273,16 +321,17 @@ DMA = Command("DMA", 35, Engine.DMA, (
 ))
 
 STREAM = Command("STREAM", 36, Engine.STREAM, (
-    "Streams weight rows from the HBM slice into the ring of the KV SRAM, from which MATMUL takes them in order. A row "
-    "is cols lines; scaled streams are sequences of runs as in DMA, over all lines of the command."), (
+    "Streams weight rows from the HBM slice into the ring of the KV SRAM, from which MATMUL "
+    "takes them in order. A row is cols lines; scaled streams are sequences of runs as in "
+    "DMA, over all lines of the command."), (
     Operand("hbm_addr", 2, 32, "byte address in the HBM slice, a multiple of 16"),
     Operand("rows", 3, 24, "weight rows, at least 1"),
     Operand("scaled", 4, 1, "1: lines come in runs with scales, 0: lines only"),
 ))
 
 KVAPPEND = Command("KVAPPEND", 37, Engine.KV, (
-    "Appends one token to a KV cache: its key (head_dim BF16 values in tile SRAM) as lines of bank slot mod cols, its "
-    "value as one element in every bank."), (
+    "Appends one token to a KV cache: its key (head_dim BF16 values in tile SRAM) as lines "
+    "of bank slot mod cols, its value as one element in every bank."), (
     Operand("k_addr", 2, 32, "byte address of the key, a multiple of 16"),
     Operand("v_addr", 3, 32, "byte address of the value, a multiple of 16"),
     Operand("slot", 4, 24, "ring slot (token index modulo ring length)"),
@@ -308,13 +357,15 @@ SEND = Command("SEND", 38, Engine.NOC, (
 ))
 
 COLLECTIVE = Command("COLLECTIVE", 39, Engine.COLLECTIVE, (
-    "Takes part in a collective operation over FP32 lines; every tile of the scope issues the same command."), (
+    "Takes part in a collective operation over FP32 lines; every tile of the scope issues "
+    "the same command."), (
     Operand("src_addr", 2, 32, "byte address of this tile's contribution, a multiple of 16"),
     Operand("dst_addr", 3, 32, "byte address of the result, a multiple of 16"),
     Operand("lines", 4, 16, "lines, at least 1"),
     Operand("op", 5, 2, "CollectiveOp"),
     Operand("scope", 6, 2, "Scope"),
-    Operand("root", 7, 8, "position of the sender in the scope (BROADCAST): y * mesh_x + x, x or y"),
+    Operand("root", 7, 8,
+            "position of the sender in the scope (BROADCAST): y * mesh_x + x, x or y"),
 ))
 
 COMMANDS: tuple[Command, ...] = (MATMUL, VECTOR, TOPK, DMA, STREAM, KVAPPEND, SEND, COLLECTIVE)
@@ -328,3 +379,9 @@ def operand_layout(command: Command) -> data.StructLayout:
 
 
 SYNC_LAYOUT = data.StructLayout({name: width for name, (_, width) in SYNC_FIELDS.items()})
+
+
+def queue_entry(command: Command, pc_bits: int) -> data.StructLayout:
+    """A command on its way to its engine: operands, semaphores, and beat address for the status."""
+    return data.StructLayout({
+        "operands": operand_layout(command), "sync": SYNC_LAYOUT, "pc": pc_bits})
