@@ -51,7 +51,11 @@ def test_checkpoint_bytes() -> None:
 
 def test_mtp_layer() -> None:
     layer = [t for t in traffic.mtp_tensors(R1) if t.name not in ("embedding row", "lm_head")]
-    giga(sum(t.parameters * t.copies for t in layer), 11.6, 1)
+    attention, expert, hidden = 187_105_280 + 1536 + 512, 3 * 7168 * 2048, 7168
+    moe = 257 * expert + 256 * (hidden + 1)
+    extra = 2 * hidden * hidden + 5 * hidden
+    assert sum(t.parameters * t.copies for t in layer) == attention + moe + extra
+    giga(attention + moe, 11.5, 1)
     assert not traffic.mtp_tensors(GPT_OSS) and not traffic.mtp_tensors(KIMI)
 
 

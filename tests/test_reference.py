@@ -64,7 +64,9 @@ from golden.reference.rope import (
     rope_half_split,
     rope_interleaved,
     rope_tables,
+    yarn_inv_freq,
     yarn_mscale,
+    yarn_ramp,
 )
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -510,6 +512,24 @@ def test_rope_of_real_models(model: str, rope: Rope) -> None:
         assert np.all(error <= scale * (2e-7 + turned + rounding))
 
 
+def test_ends_of_the_yarn_ramp_stay_inside() -> None:
+    assert yarn_ramp(8, 1.5, 4096, 32.0, 1.0, True)[1] == 7
+    assert yarn_ramp(8, 10000.0, 4096, 1e6, 1.0, True)[0] == 0
+    low, high = yarn_ramp(64, 150000.0, 4096, 32.0, 1.0, False)
+    assert (low, high) == pytest.approx((8.0927798, 17.3980244), rel=1e-7)
+
+
+def test_impossible_rope_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="dim must be"):
+        yarn_inv_freq(7, 10000.0, 40.0, 4096, 32.0, 1.0, True)
+
+
+def test_norm_of_small_rows_is_held_by_eps() -> None:
+    x = np.stack([np.zeros(8), np.full(8, 1e-3)])
+    got = rms_norm(x, np.full(8, 2.0), 1e-6)
+    np.testing.assert_allclose(got, [[0.0] * 8, [2**0.5] * 8], rtol=1e-12)
+
+
 def test_rope_layouts_are_a_permutation_of_each_other() -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((5, 3, 8))
@@ -566,6 +586,22 @@ def test_sink_is_one_more_column() -> None:
     got = softmax_with_sinks(scores, np.ones((7, 11), bool), sinks)
     np.testing.assert_allclose(got, plain[..., :-1], rtol=1e-12)
     np.testing.assert_allclose(plain.sum(axis=-1), 1.0, rtol=1e-12)
+
+
+def test_a_huge_sink_takes_everything_without_overflow() -> None:
+    with np.errstate(over="raise", invalid="raise"):
+        probs = softmax_with_sinks(
+            np.array([[[-1e3, 1e3]]] * 2), np.ones((2, 2), bool), np.array([1e4])
+        )
+    np.testing.assert_array_equal(probs, 0.0)
+
+
+def test_cache_keeps_the_newest() -> None:
+    empty = KvCache.empty(2, 4, 3)
+    cache = empty.append(np.ones((5, 2, 4)), np.ones((5, 2, 3)), np.arange(5))
+    assert cache.last(2).positions.tolist() == [3, 4]
+    assert cache.last(9).positions.tolist() == [0, 1, 2, 3, 4]
+    assert cache.last(2).values.shape == (2, 2, 3) and cache.last(2).keys.shape == (2, 2, 4)
 
 
 def test_uneven_heads_are_refused() -> None:
