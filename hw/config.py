@@ -42,7 +42,7 @@ class TileConfig:
     stall_gates: bool = False
 
     def __post_init__(self) -> None:
-        _power_of_two("rows", self.rows, 1, 64)
+        _power_of_two("rows", self.rows, 2, 64)
         _power_of_two("cols", self.cols, 4, 128)
         _power_of_two("acc_rows", self.acc_rows, 16, 4096)
         _power_of_two("result_depth", self.result_depth, 4, 1024)

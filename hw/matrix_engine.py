@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix engine: executes MATMUL commands on the matmul array.
+
+Three stages work on up to three commands at once: the weight loader fills the shadow registers for the next weight
+tiles, the slice issuer feeds activations, the result writer empties the array. Commands overlap; the order of
+a result and a later read of it is kept by semaphores, not by the engine.
+"""
+
+from amaranth import Cat, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hw.array import MatmulArray
+from hw.bias_fetch import BiasFetch
+from hw.config import TileConfig
+from hw.emit import place
+from hw.fifo import StreamFifo
+from hw.isa import MATMUL, Activity, Init, Status
+from hw.kv_sram import KvSram
+from hw.matrix_job import JOB_LAYOUT, PairDecoder
+from hw.ports import ActivationClient, EngineControl, SramClient, WeightRead
+from hw.result_writer import ResultWriter
+from hw.slice_issuer import ISSUE_LATENCY, SliceIssuer
+from hw.tile_sram import TileSram
+from hw.weight_loader import POSITION_BITS, WeightLoader, load_meta
+
+JOBS = 4  # commands in the engine at once
+
+
+class MatrixEngine(wiring.Component):
+    """Matmul array with its control.
+
+    Throughput: one slice per cycle, one row of weights per cycle, one result row per cycle. A command of one K
+    tile and one activation row is done about ROW_HOP * rows + cols + 25 cycles after it is taken; commands
+    that do not wait for each other follow without a bubble. Illegal: m of 0 or above acc_rows, n or k of 0, FP32
+    operands, misaligned addresses or strides.
+    """
+
+    def __init__(self, config: TileConfig):
+        self.config = config
+        self.array = MatmulArray(
+            config.rows, config.cols, acc_rows=config.acc_rows, result_depth=config.result_depth)
+        super().__init__({
+            "control": Out(EngineControl(MATMUL)),
+            "activation": Out(ActivationClient(config.rows)),
+            "memory": Out(SramClient(config.vector_lines)),
+            "weights": Out(WeightRead(config.cols, load_meta(config.rows).size)),
+            "weights_fault": In(1),
+            "available": In(POSITION_BITS),
+            "taken": Out(1),
+            "issued": Out(1),  # a slice was issued
+            "loading": Out(1),  # a weight row was loaded
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        config, array = self.config, self.array
+        place(m, platform, "array", array)
+        m.submodules.pair = pair = PairDecoder()
+        m.submodules.loader = loader = WeightLoader(config, ISSUE_LATENCY - KvSram.READ_LATENCY)
+        m.submodules.issuer = issuer = SliceIssuer(config, array)
+        m.submodules.bias = bias = BiasFetch(config, array, ISSUE_LATENCY + array.RESULT_LATENCY)
+        m.submodules.writer = writer = ResultWriter(config)
+        queues = {}
+        for name, depth in (("loader", 2), ("issuer", 2), ("bias", 2), ("writer", JOBS)):
+            queues[name] = StreamFifo(JOB_LAYOUT, depth)
+            m.submodules[f"{name}_jobs"] = queues[name]
+
+        # Acceptance: a legal command goes to every stage at once, an illegal one to none.
+        command = self.control.command.payload
+        legal, room, accept, refuse = Signal(), Signal(), Signal(), Signal()
+        in_flight = Signal(range(JOBS + 1))
+        m.d.comb += [
+            pair.act_format.eq(command.act_format), pair.weight_format.eq(command.weight_format),
+            legal.eq(self._legal(m, command, pair)),
+            room.eq(queues["loader"].i.ready & queues["issuer"].i.ready & queues["bias"].i.ready
+                    & queues["writer"].i.ready & (in_flight != JOBS)),
+            accept.eq(self.control.command.valid & legal & room),
+            refuse.eq(self.control.command.valid & ~legal & (in_flight == 0)),
+            self.control.command.ready.eq(Mux(legal, room, in_flight == 0)),
+        ]
+        for name, queue in queues.items():
+            m.d.comb += [
+                queue.i.payload.command.eq(command), queue.i.payload.pair.eq(pair.pair),
+                queue.i.valid.eq(accept & ((command.init == Init.BIAS) if name == "bias" else 1)),
+            ]
+        for name, stage in (("loader", loader), ("issuer", issuer), ("bias", bias),
+                            ("writer", writer)):
+            wiring.connect(m, queues[name].o, stage.job)
+
+        # Loader, KV SRAM and array.
+        meta = load_meta(config.rows)
+        m.d.comb += [
+            self.weights.command.eq(loader.command), loader.available.eq(self.available),
+            self.taken.eq(loader.taken), self.loading.eq(loader.loading),
+            loader.swap.eq(issuer.swap), issuer.swap_ready.eq(loader.swap_ready),
+        ]
+        for c in range(config.cols):
+            column = self.weights.column[c]
+            fields = Signal(meta, name=f"meta{c}")
+            m.d.comb += [
+                fields.eq(column.meta),
+                array.load[c].valid.eq(column.valid), array.load[c].line.eq(column.line),
+                array.load[c].scale.eq(column.scale), array.load[c].row.eq(fields.row),
+                array.load[c].format.eq(fields.format), array.load[c].half.eq(fields.half),
+                array.load[c].length.eq(fields.length),
+            ]
+        wiring.connect(m, loader.tile, issuer.tile)
+
+        # Slices and results; a result is reserved when its last slice is issued.
+        wiring.connect(m, issuer.activation, wiring.flipped(self.activation))
+        wiring.connect(m, array.result, writer.result)
+        reserved = Signal(range(config.result_depth + 1))
+        taken = Signal()
+        m.d.comb += [
+            array.slice.eq(issuer.slice), taken.eq(array.result.valid & array.result.ready),
+            issuer.room.eq(reserved != config.result_depth), self.issued.eq(issuer.issued),
+            array.bias_write.eq(bias.bias_write), issuer.bias_ready.eq(bias.ready),
+            bias.used.eq(issuer.bias_used),
+        ]
+        m.d.sync += reserved.eq(reserved + issuer.reserve - taken)
+
+        self._share_memory(m, bias.memory, writer.memory)
+        self._finish(m, accept, refuse, in_flight, issuer, bias, writer)
+        return m
+
+    def _legal(self, m, command, pair):
+        config = self.config
+        align = Signal(8)  # activation rows start at a multiple of this many lines
+        results = Signal(9)  # results start at a multiple of this many bytes
+        m.d.comb += [
+            align.eq(config.rows << pair.pair.step),
+            results.eq(Mux(command.out_bf16, 2 * config.cols, 4 * config.cols)),
+        ]
+        line = command.act_addr[4:]
+        return (
+            pair.legal & (command.m != 0) & (command.m <= config.acc_rows)
+            & (command.n != 0) & (command.k != 0)
+            & ~command.act_addr[:4].any() & ~(line & (align - 1)[:8]).any()
+            & ~(command.act_stride & (align - 1)[:8]).any()
+            & ~(command.out_addr & (results - 1)[:9]).any()
+            & ~((command.out_stride << 4) & (results - 1)[:9]).any()
+            & ((command.init == Init.ZERO)
+               | ~(command.bias_addr & (4 * config.cols - 1)).any())
+        )
+
+    def _share_memory(self, m, bias, writer):
+        """Bias reads before result writes; a request once offered stays."""
+        request = self.memory.request
+        held, write = Signal(), Signal()
+        m.d.comb += [
+            write.eq(held | ~bias.request.valid),
+            request.valid.eq(Mux(write, writer.request.valid, bias.request.valid)),
+            request.payload.eq(Mux(write, writer.request.payload, bias.request.payload)),
+            writer.request.ready.eq(write & request.ready),
+            bias.request.ready.eq(~write & request.ready),
+            bias.valid.eq(self.memory.valid), bias.response.eq(self.memory.response),
+            bias.fault.eq(self.memory.fault), writer.fault.eq(self.memory.fault),
+        ]
+        m.d.sync += held.eq(write & writer.request.valid & ~request.ready)
+
+    def _finish(self, m, accept, refuse, in_flight, issuer, bias, writer):
+        """Completion, errors and activity. A fault belongs to the oldest command in the engine."""
+        faulty, done = Signal(), Signal()
+        settling = Signal(TileSram.LATENCY + 1)  # a fault of the last write is known only then
+        m.d.comb += [
+            done.eq(settling[-1]),
+            self.control.done.eq(done | refuse),
+            self.control.error.eq(Mux(refuse, Status.ILLEGAL_COMMAND,
+                                      Mux(faulty, Status.ADDRESS_RANGE, Status.RUNNING))),
+        ]
+        m.d.sync += [
+            in_flight.eq(in_flight + accept - done),
+            settling.eq(Cat(writer.done, settling)),
+            faulty.eq((faulty & ~done) | issuer.fault | bias.fault | writer.fault
+                      | self.weights_fault),
+        ]
+        with m.If(issuer.issued):
+            m.d.comb += self.control.activity.eq(Activity.BUSY)
+        with m.Elif(issuer.blocked | writer.blocked):
+            m.d.comb += self.control.activity.eq(Activity.BLOCKED)
+        with m.Elif((in_flight != 0) | self.control.command.valid):
+            m.d.comb += self.control.activity.eq(Activity.STARVED)
+        with m.Else():
+            m.d.comb += self.control.activity.eq(Activity.IDLE)

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads weight tiles into the array's shadow registers, one row of cells per cycle.
+
+A *walker* cuts a job into weight tiles (column tiles outer, K tiles inner) and appends a descriptor
+of each to a short ring. Every row of cells walks the ring on its own: it is *free* when the swap of
+its last word has passed it, and the loader serves the row that has been free longest. So a row r lags
+ROW_HOP * r cycles behind row 0, and tiles follow each other every `rows` cycles although a swap
+takes ROW_HOP * rows cycles to pass down the array.
+
+Why a promised load is in time (resident weights): swaps are at least `rows` cycles apart, so in any
+interval of x cycles each row becomes free at most ceil(x / rows) times and the backlog is at most
+rows - 1 other rows; served in the order of release, a row is loaded at most rows - 1 cycles after its
+release, which is before the next swap reaches it. Weights that stream from HBM may be late, so
+there a swap waits until all rows of its tile are loaded.
+"""
+
+from amaranth import Array, Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hw.array import MatmulArray
+from hw.config import TileConfig
+from hw.matrix_job import JOB_LAYOUT
+
+RING = 8  # weight tiles between the walker and the row that lags most
+AHEAD = 3  # tiles described before their swap
+POSITION_BITS = 16
+
+
+def load_meta(rows: int) -> data.StructLayout:
+    """What travels beside a weight row's address through the KV SRAM."""
+    return data.StructLayout({
+        "row": max(1, (rows - 1).bit_length()), "format": 3, "half": 1, "length": 6,
+    })
+
+
+def tile_layout(config: TileConfig) -> data.StructLayout:
+    """A weight tile as the issuer takes it: elements along K, place in the job, jobs' parity."""
+    return data.StructLayout({
+        "count": (32 * config.rows).bit_length(),
+        "first_k": 1, "last_k": 1, "last_tile": 1,
+    })
+
+
+class WeightLoader(wiring.Component):
+    """Walks jobs and loads their weight tiles.
+
+    `job` is taken when its last tile has been described; `tile` gives each tile to the issuer, in
+    order. `swap_ready` says that the swap of the oldest tile not yet swapped may be issued in this
+    cycle; `swap` says that it is. `command` goes to the KV SRAM (one row per cycle, never
+    stalls); `available` counts rows of the weight stream not yet taken, `taken` releases one. `loading`
+    is high in a cycle that loads a row. `swap_delay`: cycles from `swap` until its slice reaches the array, less
+    the cycles from `command` until the row reaches it.
+    """
+
+    def __init__(self, config: TileConfig, swap_delay: int):
+        if MatmulArray.ROW_HOP + AHEAD >= RING:
+            raise ValueError(f"ROW_HOP must be at most {RING - AHEAD - 1}, not {MatmulArray.ROW_HOP}")
+        self.config = config
+        self.swap_delay = swap_delay
+        self.meta = load_meta(config.rows)
+        super().__init__({
+            "job": In(stream.Signature(JOB_LAYOUT)),
+            "tile": Out(stream.Signature(tile_layout(config))),
+            "swap_ready": Out(1),
+            "swap": In(1),
+            "command": Out(data.StructLayout({"valid": 1, "row": 24, "meta": self.meta.size})),
+            "available": In(POSITION_BITS),
+            "taken": Out(1),
+            "loading": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        rows, cols = self.config.rows, self.config.cols
+        row_bits = rows.bit_length() - 1
+        ring_bits = RING.bit_length() - 1
+        count_bits = (32 * rows).bit_length()
+        descriptor = data.StructLayout({
+            "base": 24, "gstride": 16, "format": 3, "group": 3, "halves": 1, "stream": 1,
+            "count": count_bits, "position": POSITION_BITS,
+        })
+        ring = Array(Signal(descriptor, name=f"ring{i}", reset_less=True) for i in range(RING))
+
+        # Walker: `described` tiles have been put into the ring, `swapped` have been swapped.
+        described = Signal(ring_bits + 1)
+        swapped = Signal(ring_bits + 1)
+        job, pair = self.job.payload.command, self.job.payload.pair
+        walking = Signal()
+        k_left, n_left = Signal(16, reset_less=True), Signal(16, reset_less=True)
+        base_n, base = Signal(24, reset_less=True), Signal(24, reset_less=True)
+        first_k = Signal(reset_less=True)
+        position = Signal(POSITION_BITS)  # of the next stream row, since reset
+        k_now, n_now, base_now, base_n_now = Signal(16), Signal(16), Signal(24), Signal(24)
+        tile_elements = Signal(count_bits)
+        groups = Signal(row_bits + 1)
+        lines = Signal(row_bits + 1)
+        count = Signal(count_bits)
+        last_k, last_n = Signal(), Signal()
+        waiting = Signal(ring_bits + 1)
+        push = Signal()
+        m.d.comb += [
+            k_now.eq(Mux(walking, k_left, job.k)),
+            n_now.eq(Mux(walking, n_left, job.n)),
+            base_now.eq(Mux(walking, base, job.weight_addr)),
+            base_n_now.eq(Mux(walking, base_n, job.weight_addr)),
+            tile_elements.eq(rows << pair.group),
+            last_k.eq(k_now <= tile_elements),
+            last_n.eq(n_now <= cols),
+            count.eq(Mux(last_k, k_now, tile_elements)),
+            groups.eq((count + ((1 << pair.group) - 1)[:6]) >> pair.group),
+            lines.eq(Mux(pair.halves, (groups + 1) >> 1, groups)),
+            self.tile.payload.count.eq(count),
+            self.tile.payload.first_k.eq(Mux(walking, first_k, 1)),
+            self.tile.payload.last_k.eq(last_k),
+            self.tile.payload.last_tile.eq(last_k & last_n),
+            waiting.eq(described - swapped),
+            self.tile.valid.eq(self.job.valid & (waiting != AHEAD)),
+            push.eq(self.tile.valid & self.tile.ready),
+            self.job.ready.eq(push & last_k & last_n),
+        ]
+        with m.If(push):
+            slot = ring[described[:ring_bits]]
+            m.d.sync += [
+                slot.base.eq(base_now),
+                slot.gstride.eq(job.weight_gstride),
+                slot.format.eq(job.weight_format),
+                slot.group.eq(pair.group),
+                slot.halves.eq(pair.halves),
+                slot.stream.eq(job.stream),
+                slot.count.eq(count),
+                slot.position.eq(position),
+                described.eq(described + 1),
+                walking.eq(~(last_k & last_n)),
+                first_k.eq(last_k),
+            ]
+            with m.If(job.stream):
+                m.d.sync += position.eq(position + lines)
+            with m.If(last_k):
+                m.d.sync += [
+                    k_left.eq(job.k), n_left.eq(n_now - cols),
+                    base_n.eq(base_n_now + job.weight_nstride),
+                    base.eq(base_n_now + job.weight_nstride),
+                ]
+            with m.Else():
+                m.d.sync += [
+                    k_left.eq(k_now - tile_elements), n_left.eq(n_now), base_n.eq(base_n_now),
+                    base.eq(base_now + Mux(pair.halves, job.weight_gstride << (row_bits - 1),
+                                           job.weight_gstride << row_bits)),
+                ]
+
+        # Releases: the swap of a tile passes row r LOAD_AFTER_SWAP(r) cycles after the slice enters.
+        delays = [max(1, self.swap_delay + MatmulArray.load_after_swap(r)) for r in range(rows)]
+        history = Signal(max(delays))
+        m.d.sync += history.eq(Cat(self.swap, history))
+
+        age_bits = (2 * rows).bit_length() + 1
+        free = Signal(rows, init=(1 << rows) - 1)
+        released = Signal(rows)
+        tiles = [Signal(ring_bits + 1, name=f"tile_of_row{r}") for r in range(rows)]
+        ages = [Signal(age_bits, name=f"age{r}", reset_less=True) for r in range(rows)]
+        eligible, skip = Signal(rows), Signal(rows)
+        length = [Signal(6, name=f"length{r}") for r in range(rows)]
+        stream_row = [Signal(POSITION_BITS, name=f"stream_row{r}") for r in range(rows)]
+        entries = []
+        released_rows = Signal(POSITION_BITS)  # stream rows taken since reset
+        for r in range(rows):
+            m.d.comb += released[r].eq(history[delays[r] - 1])
+            entry = Signal(descriptor, name=f"entry{r}")
+            entries.append(entry)
+            below = Signal(count_bits + 1, name=f"below{r}")
+            left = Signal(count_bits, name=f"left{r}")
+            here, arrived = Signal(name=f"here{r}"), Signal(name=f"arrived{r}")
+            ahead = Signal(POSITION_BITS, name=f"ahead{r}")
+            m.d.comb += [
+                entry.eq(ring[tiles[r][:ring_bits]]),
+                here.eq((tiles[r] != described) & (free[r] | released[r])),
+                below.eq(r << entry.group),
+                left.eq(Mux(entry.count > below, entry.count - below, 0)),
+                length[r].eq(Mux(left >= (1 << entry.group), 1 << entry.group, left)),
+                stream_row[r].eq(entry.position + Mux(entry.halves, r >> 1, r)),
+                ahead.eq(stream_row[r] - released_rows),
+                arrived.eq(~entry.stream | (ahead < self.available)),
+                eligible[r].eq(here & (length[r] != 0) & arrived),
+                skip[r].eq(here & (length[r] == 0)),
+            ]
+
+        # The row that has been free longest; the lowest of equals.
+        best, best_age, best_row = self._oldest(m, eligible, ages)
+        chosen = Signal(rows)
+        with m.If(best):
+            m.d.comb += chosen.eq(1 << best_row)
+        for r in range(rows):
+            with m.If(chosen[r] | skip[r]):
+                m.d.sync += [tiles[r].eq(tiles[r] + 1), free[r].eq(0), ages[r].eq(0)]
+            with m.Elif(released[r]):
+                m.d.sync += [free[r].eq(1), ages[r].eq(1)]
+            with m.Elif(free[r] & ~ages[r].all()):
+                m.d.sync += ages[r].eq(ages[r] + 1)
+
+        entry = Signal(descriptor, name="chosen_entry")
+        chosen_length, ring_row = Signal(6), Signal(range(self.config.stream_rows))
+        offset = Signal(24)
+        with m.Switch(best_row):
+            for r in range(rows):
+                with m.Case(r):
+                    m.d.comb += [
+                        entry.eq(entries[r]), chosen_length.eq(length[r]),
+                        ring_row.eq(stream_row[r]),
+                        offset.eq(entries[r].gstride * Mux(entries[r].halves, r >> 1, r)),
+                    ]
+        meta = self.meta(self.command.meta)
+        half = Signal()
+        m.d.comb += [
+            half.eq(entry.halves & best_row[0]),
+            self.loading.eq(best),
+            self.command.valid.eq(best),
+            self.command.row.eq(Mux(entry.stream, self.config.stream_base + ring_row,
+                                    entry.base + offset)),
+            meta.row.eq(best_row),
+            meta.format.eq(entry.format),
+            meta.half.eq(half),
+            meta.length.eq(chosen_length),
+        ]
+
+        # A stream row is released when the last column has read it.
+        done_with = Signal()
+        above = Signal(count_bits)
+        m.d.comb += [
+            above.eq(entry.count - (best_row << entry.group)),
+            done_with.eq(best & entry.stream & (
+                ~entry.halves | best_row[0] | (above <= chosen_length))),
+        ]
+        passing = Signal(cols + 2)
+        m.d.sync += passing.eq(Cat(done_with, passing))
+        m.d.comb += self.taken.eq(passing[-1])
+        with m.If(self.taken):
+            m.d.sync += released_rows.eq(released_rows + 1)
+
+        self._swap_rule(m, ring, described, swapped, tiles)
+        return m
+
+    def _oldest(self, m, eligible, ages):
+        """Tree of comparisons: (any, age, row) of the eligible row with the greatest age."""
+        level = []
+        for r in range(self.config.rows):
+            level.append((eligible[r], ages[r], r))
+        depth = 0
+        while len(level) > 1:
+            merged = []
+            for i in range(0, len(level), 2):
+                (any0, age0, row0), (any1, age1, row1) = level[i], level[i + 1]
+                name = f"oldest{depth}_{i // 2}"
+                any_, age = Signal(name=name), Signal(len(age0), name=f"{name}_age")
+                row = Signal(range(self.config.rows), name=f"{name}_row")
+                upper = Signal(name=f"{name}_upper")
+                m.d.comb += [
+                    upper.eq(any1 & (~any0 | (age1 > age0))),
+                    any_.eq(any0 | any1), age.eq(Mux(upper, age1, age0)),
+                    row.eq(Mux(upper, row1, row0)),
+                ]
+                merged.append((any_, age, row))
+            level, depth = merged, depth + 1
+        return level[0] if self.config.rows > 1 else (eligible[0], ages[0], Signal(1))
+
+    def _swap_rule(self, m, ring, described, swapped, tiles):
+        """When the next tile may be swapped in; see the module's docstring."""
+        rows = self.config.rows
+        ring_bits = RING.bit_length() - 1
+        slack = max(0, max(MatmulArray.swap_after_load(r) - self.swap_delay for r in range(rows)))
+        wait_bits = (rows + slack + 2).bit_length()
+        waited = Signal(wait_bits, init=(1 << wait_bits) - 1)  # since the tile was there to load
+        settled = Signal(range(slack + 2))  # since the last row was loaded
+        present, late, loaded, alone = Signal(), Signal(), Signal(), Signal()
+        following = Signal(len(swapped))
+        next_stream = Signal()
+        m.d.comb += [
+            present.eq(described != swapped),
+            next_stream.eq(ring[swapped[:ring_bits]].stream),
+            following.eq(swapped + 1),
+            alone.eq(described == following),
+            loaded.eq(present & Cat(*(t == following for t in tiles)).all()),
+            self.swap_ready.eq(present & Mux(
+                next_stream, settled > slack,
+                (settled > slack) | (waited >= Mux(late, rows + slack + 1, rows)))),
+        ]
+        with m.If(self.swap):
+            m.d.sync += [swapped.eq(swapped + 1), waited.eq(1), settled.eq(0),
+                         late.eq(alone)]
+        with m.Else():
+            with m.If(~present):
+                m.d.sync += [waited.eq(1), late.eq(1)]
+            with m.Elif(~waited.all()):
+                m.d.sync += waited.eq(waited + 1)
+            with m.If(loaded & (settled <= slack)):
+                m.d.sync += settled.eq(settled + 1)
