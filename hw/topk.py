@@ -218,7 +218,7 @@ class TopkEngine(wiring.Component):
                     ]
                     m.next = "ILLEGAL"
                     with m.If(legal):
-                        m.d.sync += to_read.eq((offered.count + WORDS - 1) // WORDS)
+                        m.d.sync += to_read.eq((offered.count + (WORDS - 1)) >> (WORDS - 1).bit_length())
                         m.next = "READ"
             with m.State("ILLEGAL"):
                 m.d.comb += [
