@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user can get wrong, and what a tool or a simulation can: each ends in one line, never in a traceback."""
+"""What a user can get wrong, and what a tool can: each ends in one line, never in a traceback."""
 
 
 class InputError(ValueError):
@@ -15,4 +15,4 @@ class InputError(ValueError):
 
 
 class ToolError(RuntimeError):
-    """A tool that is missing or failed, or a bench that did not pass; the command line exits with 1."""
+    """A tool is missing or failed, or a bench did not pass; the command line exits with 1."""

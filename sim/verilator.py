@@ -14,6 +14,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 import cocotb_tools.config
+
 from sim import cache
 from sim.errors import ToolError
 
