@@ -13,8 +13,8 @@ from hw.tile_sram import TileSram
 
 SCORE_BITS = 32
 WORDS = LINE_BITS // SCORE_BITS  # scores, or ids, in a line
+WORD_SHIFT = (WORDS - 1).bit_length()
 WORD_GRANULES = GRANULES // WORDS
-LINE_BYTES = LINE_BITS // 8
 
 
 class TopkUnit(wiring.Component):
@@ -218,7 +218,7 @@ class TopkEngine(wiring.Component):
                     ]
                     m.next = "ILLEGAL"
                     with m.If(legal):
-                        m.d.sync += to_read.eq((offered.count + (WORDS - 1)) >> (WORDS - 1).bit_length())
+                        m.d.sync += to_read.eq((offered.count + (WORDS - 1))[WORD_SHIFT:])
                         m.next = "READ"
             with m.State("ILLEGAL"):
                 m.d.comb += [
