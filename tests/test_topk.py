@@ -20,8 +20,8 @@ SPECIAL = np.array([0, 0x8000_0000, 1, 0x8000_0001, 0x7F80_0000, 0xFF80_0000, 0x
 
 
 def rows(rng, count):
-    """One row of bits of each kind: random bits, few values, specials, all NaN, equal, sorted."""
-    kind = rng.integers(6)
+    """One row of bits of each kind: random bits, few values, specials, all NaN, zeros, equal, sorted."""
+    kind = rng.integers(7)
     if kind == 0:
         return rng.integers(1 << 32, size=count, dtype=np.uint32)
     if kind == 1:
@@ -31,6 +31,8 @@ def rows(rng, count):
     if kind == 3:
         return rng.choice(SPECIAL[6:9], size=count)
     if kind == 4:
+        return rng.choice(SPECIAL[[0, 1, 3, 6]], size=count)  # zeros of both signs on top
+    if kind == 5:
         return np.full(count, rng.choice(SPECIAL))
     values = np.sort(rng.standard_normal(count).astype(np.float32))
     return (values if rng.random() < 0.5 else values[::-1]).copy().view(np.uint32)
