@@ -86,7 +86,8 @@ class HbmWorld:
 
     async def _reads(self, ctx, port: int):
         axi, size = self.bench.axi[port], self.config.hbm_port_bytes
-        queue, beat = deque(), None
+        queue: deque = deque()
+        beat = None
         while True:
             if beat is None and queue and queue[0][0] <= self.now and not self.pause():
                 due, address, left = queue[0]
@@ -110,7 +111,9 @@ class HbmWorld:
 
     async def _writes(self, ctx, port: int):
         axi, size = self.bench.axi[port], self.config.hbm_port_bytes
-        queue, answers, wrong, answering = deque(), deque(), False, False
+        queue: deque = deque()
+        answers: deque = deque()
+        wrong = answering = False
         while True:
             aw_ready, w_ready = not self.pause(), bool(queue) and not self.pause()
             if answers and answers[0][0] <= self.now and not answering and not self.pause():

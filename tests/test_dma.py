@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DMA engine and weight stream on the HBM port, in Amaranth's simulator, against Python memories."""
+"""DMA engine and weight stream on the HBM port, in simulation, against Python memories."""
 
 from dataclasses import replace
 
@@ -29,14 +29,14 @@ def simulate(config, seed, process, **world):
     bench = HbmBench(config)
     sim = Simulator(bench)
     sim.add_clock(1e-6)
-    world = HbmWorld(config, bench, seed, **world)
-    world.start(sim)
+    memories = HbmWorld(config, bench, seed, **world)
+    memories.start(sim)
 
     async def testbench(ctx):
-        await process(ctx, world)
+        await process(ctx, memories)
     sim.add_testbench(testbench)
     sim.run()
-    return world
+    return memories
 
 
 def lines_of(world, address, lines, scaled):
@@ -182,7 +182,8 @@ def test_refused(config):
         (dict(good, local_stride=0xFFFFFF, rows=0xFFFF), beyond), (good, Status.RUNNING),
     ]
     streams = [
-        (dict(hbm_addr=0, rows=0, scaled=0), illegal), (dict(hbm_addr=8, rows=1, scaled=0), illegal),
+        (dict(hbm_addr=0, rows=0, scaled=0), illegal),
+        (dict(hbm_addr=8, rows=1, scaled=0), illegal),
         (dict(hbm_addr=0, rows=0xFFFFFF, scaled=1), beyond),
         (dict(hbm_addr=top - 16 * config.cols, rows=1, scaled=1), beyond),
         (dict(hbm_addr=top - 16 * config.cols, rows=1, scaled=0), Status.RUNNING),
