@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tile programs, one file per kernel, written with the builder of `sim.assembler`."""

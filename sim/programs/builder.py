@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tile program under construction: commands in terms of buffers, kept in order by semaphores.
+
+Commands of one *thread* run one after the other (each waits for the last); weight streams run ahead of the
+commands that take them, held only by room in their ring.
+"""
+
+from typing import Any
+
+from golden.formats import Format
+from hw.isa import Function, Init, Kind, Op1, Reduce, Select
+from sim.assembler import Indirect, Program, Reg
+from sim.programs.memory import Buffer, TileMemory, Weights
+
+Address = int | Reg | Indirect
+Operand = Buffer | float | None
+
+_OP1 = {"add": Op1.ADD, "sub": Op1.SUB, "max": Op1.MAX, "min": Op1.MIN}
+_SELECT = {"b": Select.B, "d": Select.D, "x": Select.X}
+_FUNCTION = {"exp2": Function.EXP2, "reciprocal": Function.RECIPROCAL, "rsqrt": Function.RSQRT,
+             "sigmoid": Function.SIGMOID}
+
+
+class TileProgram:
+    """`program` and `memory` of one tile, and the commands that kernels are made of."""
+
+    def __init__(self, memory: TileMemory):
+        self.memory = memory
+        self.config = memory.config
+        self.program = Program()
+        self._order = self.program.semaphore("order")
+        self._pending = False
+
+    def command(self, name: str, **operands: Any) -> None:
+        """A command that waits for the one before it."""
+        emit = getattr(self.program, name)
+        emit(wait=(self._order,) if self._pending else (), post=(self._order,), **operands)
+        self._pending = True
+
+    def join(self) -> None:
+        """Makes the sequencer wait until the last command is complete."""
+        if self._pending:
+            self.program.wait(self._order)
+            self._pending = False
+
+    def finish(self) -> Program:
+        self.program.halt()
+        return self.program
+
+    def stream(self, weights: Weights, address: Address | None = None) -> None:
+        """Starts the stream of `weights`, from a register's address if given."""
+        source = weights.hbm if address is None else address
+        self.program.stream(hbm_addr=source, rows=weights.rows, scaled=int(weights.scaled))
+
+    def matmul(self, act: Buffer, weights: Weights, out: Buffer, bias: Buffer | None = None,
+               address: Address | None = None) -> None:
+        """out = act @ weights^T + bias; streamed weights are fetched from HBM (`address` of it)."""
+        if weights.row is None:
+            self.stream(weights, address)
+        self.command(
+            "matmul", act_addr=act.address, act_stride=act.stride_lines, m=act.rows, n=weights.n,
+            k=weights.k, weight_addr=weights.row or 0, weight_gstride=1,
+            weight_nstride=weights.groups, out_addr=out.address, out_stride=out.stride_lines,
+            bias_addr=bias.address if bias else 0, act_format=act.fmt, weight_format=weights.fmt,
+            stream=int(weights.row is None), init=Init.BIAS if bias else Init.ZERO,
+            out_bf16=int(out.fmt is Format.BF16))
+
+    def vector(self, a: Buffer, out: Buffer | None = None, *, b: Operand = None,
+               d: Operand = None, b_row: bool = False, d_row: bool = False,
+               reduce: str = "none", into: Buffer | None = None, op1: str = "none", s1: str = "b",
+               mul: bool = False, s2: str = "b", add: bool = False, s3: str = "b",
+               function: str = "none", mul2: bool = False, s4: str = "b", clamp: float = 0.0,
+               clamp_hi: bool = False, clamp_lo: bool = False, permute: int = 0,
+               mask: tuple[int, int] | None = None) -> None:
+        """One VECTOR command over a's rows and columns, with the stages of `golden.vector`.
+
+        A buffer as b or d is a vector per row (a buffer of one row: the same for every row), or
+        with `b_row` / `d_row` one FP32 scalar per row; a float is an immediate.
+        """
+        operands: dict[str, Any] = {
+            "a_addr": a.address, "a_stride": a.stride_words if a.rows > 1 else 0,
+            "a_format": a.fmt, "rows": a.rows, "cols": a.cols, "permute": permute,
+            "clamp": float(clamp), "clamp_hi": int(clamp_hi), "clamp_lo": int(clamp_lo),
+            "op1": _OP1.get(op1, Op1.NONE), "s1": _SELECT[s1], "mul": int(mul), "s2": _SELECT[s2],
+            "add": int(add), "s3": _SELECT[s3],
+            "function": _FUNCTION.get(function, Function.NONE), "mul2": int(mul2),
+            "s4": _SELECT[s4], "reduce": Reduce[reduce.upper()],
+        }
+        for name, value, scalar in (("b", b, b_row), ("d", d, d_row)):
+            if value is None:
+                continue
+            if isinstance(value, float):
+                operands |= {f"{name}_kind": Kind.IMMEDIATE, f"{name}_addr": value}
+            elif scalar:
+                operands |= {f"{name}_kind": Kind.ROW, f"{name}_addr": value.address,
+                             f"{name}_stride": 1, f"{name}_format": Format.FP32}
+            else:
+                operands |= {f"{name}_kind": Kind.VECTOR, f"{name}_addr": value.address,
+                             f"{name}_stride": value.stride_words if value.rows > 1 else 0,
+                             f"{name}_format": value.fmt}
+        if out is not None:
+            operands |= {"store": 1, "out_addr": out.address, "out_format": out.fmt,
+                         "out_stride": out.stride_words if out.rows > 1 else 0}
+        if into is not None:
+            operands["reduce_addr"] = into.address
+        if mask is not None:
+            operands |= {"mask": 1, "mask_lo": mask[0], "mask_hi": mask[1]}
+        self.command("vector", **operands)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers of a tile program: where they lie in tile SRAM, KV SRAM and the HBM slice.
+
+Allocation is by hand-over: every buffer has its own place, so what a program leaves can be read back.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from golden.formats import SPECS, Format, group_elements
+from golden.hbm_layout import activation_rows, pack_lines, stream_bytes, weight_rows
+from golden.kernels.trace import Stored
+from hw.config import LINE_BYTES, TileConfig
+from sim.errors import InputError
+
+
+def align_up(value: int, unit: int) -> int:
+    """The least multiple of `unit` that is not below `value`."""
+    return -(-value // unit) * unit
+
+
+def lines_per_group(act: Format, weight: Format) -> int:
+    """SRAM lines that a group's activations take, at least 1."""
+    return max(1, group_elements(weight) * SPECS[act].storage_bits // (8 * LINE_BYTES))
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A matrix [rows, cols] of `fmt` in tile SRAM: row r starts at byte `address` + r * `stride`."""
+
+    name: str
+    address: int
+    rows: int
+    cols: int
+    fmt: Format
+    stride: int
+
+    @property
+    def stride_lines(self) -> int:
+        return self.stride // LINE_BYTES
+
+    @property
+    def stride_words(self) -> int:
+        return self.stride // 4
+
+    def at(self, row: int = 0, col: int = 0) -> int:
+        """Byte address of an element."""
+        return self.address + row * self.stride + col * SPECS[self.fmt].storage_bits // 8
+
+    def row(self, row: int) -> "Buffer":
+        """One row as a buffer of its own."""
+        return Buffer(f"{self.name}[{row}]", self.at(row), 1, self.cols, self.fmt, self.stride)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A weight matrix [n, k] where MATMUL finds it: KV SRAM rows from `row` on, or a stream of
+    `rows` rows from HBM address `hbm`.
+    """
+
+    n: int
+    k: int
+    fmt: Format
+    rows: int
+    groups: int  # KV rows of one column tile
+    scaled: bool
+    row: int | None = None
+    hbm: int | None = None
+
+
+class TileMemory:
+    """Allocates a tile's memories and collects what the host puts there before the start."""
+
+    def __init__(self, config: TileConfig):
+        self.config = config
+        self._sram = self._kv = self._hbm = 0
+        self.sram_images: list[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]] = []
+        self.kv_images: list[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]] = []
+        self.hbm_image = bytearray()
+        self.buffers: dict[str, Buffer] = {}
+
+    def buffer(self, name: str, rows: int, cols: int, fmt: Format = Format.FP32,
+               weight: Format | None = None) -> Buffer:
+        """A new buffer, aligned for the vector engine and, if `weight` is given, as activations
+        of a matmul with weights of that format.
+        """
+        config = self.config
+        bits = SPECS[fmt].storage_bits if fmt is not Format.FP32 else 32
+        unit = max(LINE_BYTES, config.lanes * bits // 8)
+        if weight is not None:
+            unit = max(unit, LINE_BYTES * config.rows * lines_per_group(fmt, weight))
+        size = -(-cols * bits // 8)
+        stride = align_up(size, unit) if rows > 1 or weight is not None else size
+        made = Buffer(name, self._take_sram(name, align_up(rows * stride, unit), unit), rows, cols,
+                      fmt, stride)
+        self.buffers[name] = made
+        return made
+
+    def packed(self, name: str, rows: int, cols: int, fmt: Format,
+               weight: Format | None = None) -> Buffer:
+        """A buffer whose rows follow each other without a gap, so that it is also one long row."""
+        flat = self.buffer(name, 1, rows * cols, fmt, weight)
+        made = Buffer(name, flat.address, rows, cols, fmt,
+                      cols * (32 if fmt is Format.FP32 else SPECS[fmt].storage_bits) // 8)
+        self.buffers[name] = made
+        return made
+
+    def scalars(self, name: str, count: int) -> Buffer:
+        """A vector of FP32 scalars, one per row of something else."""
+        return self.buffer(name, 1, count)
+
+    def _take_sram(self, name: str, size: int, unit: int) -> int:
+        address = align_up(self._sram, unit)
+        if address + size > self.config.sram_bytes:
+            raise InputError(
+                "tile SRAM", f"{address + size} bytes (up to {name})",
+                f"the tile has {self.config.sram_bytes} bytes",
+                "take smaller sizes or a larger --config")
+        self._sram = address + size
+        return address
+
+    def kv_rows(self, name: str, rows: int) -> int:
+        """First of `rows` new rows of the KV SRAM."""
+        if self._kv + rows > self.config.stream_base:
+            raise InputError(
+                "KV SRAM", f"{self._kv + rows} rows (up to {name})",
+                f"the tile has {self.config.stream_base} rows of {self.config.cols} lines",
+                "take smaller sizes, weights=hbm or a larger --config")
+        first, self._kv = self._kv, self._kv + rows
+        return first
+
+    def hbm_bytes(self, name: str, size: int) -> int:
+        """Address of `size` new bytes of the HBM slice."""
+        if self._hbm + size > self.config.hbm_bytes:
+            raise InputError(
+                "HBM slice", f"{self._hbm + size} bytes (up to {name})",
+                f"the simulated slice has {self.config.hbm_bytes} bytes", "take smaller sizes")
+        address, self._hbm = self._hbm, self._hbm + align_up(size, LINE_BYTES)
+        return address
+
+    def hbm(self, name: str, image: bytes) -> int:
+        """Puts bytes into the HBM slice; their address."""
+        address = self.hbm_bytes(name, len(image))
+        self.hbm_image += b"\0" * (address - len(self.hbm_image)) + image
+        return address
+
+    def fill(self, buffer: Buffer, stored: Stored) -> Buffer:
+        """Puts contents into a buffer before the start."""
+        lines, scales = activation_rows(stored.codes, stored.scales, stored.fmt)
+        raw = lines.reshape(len(lines), -1)
+        size = -(-buffer.cols * (32 if buffer.fmt is Format.FP32
+                                 else SPECS[buffer.fmt].storage_bits) // 8)
+        if buffer.stride % LINE_BYTES == 0:
+            for r in range(buffer.rows):
+                self.sram_images.append((buffer.at(r) // LINE_BYTES, lines[r], scales[r]))
+            return buffer
+        flat = b"".join(raw[r, :size].tobytes() for r in range(buffer.rows))
+        flat += b"\0" * (-len(flat) % LINE_BYTES)
+        whole = np.frombuffer(flat, np.uint8).reshape(-1, LINE_BYTES)
+        self.sram_images.append(
+            (buffer.address // LINE_BYTES, whole, np.full(len(whole), 127, np.uint8)))
+        return buffer
+
+    def weights(self, name: str, codes: NDArray, scales: NDArray | None, fmt: Format,
+                stream: bool) -> Weights:
+        """Packs weights [n, k] into KV SRAM rows or, `stream`, into the HBM slice."""
+        n, k = codes.shape
+        cols = self.config.cols
+        lines, line_scales = weight_rows(codes, scales, fmt, cols)
+        scaled = SPECS[fmt].scaled
+        rows = len(lines) // cols
+        groups = rows // -(-n // cols)
+        if stream:
+            image = pack_lines(lines, line_scales if scaled else None)
+            return Weights(n, k, fmt, rows, groups, scaled, hbm=self.hbm(name, image))
+        row = self.kv_rows(name, rows)
+        self.kv_images.append((row * cols, lines, line_scales))
+        return Weights(n, k, fmt, rows, groups, scaled, row=row)
+
+    def traffic(self, weights: Weights) -> int:
+        """HBM bytes of a streamed matrix, scales included."""
+        return stream_bytes(weights.rows * self.config.cols, weights.scaled)
