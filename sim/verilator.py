@@ -21,6 +21,7 @@ from sim.errors import ToolError
 LEAST = (5, 36)  # cocotb 2 needs it
 MAIN = cocotb_tools.config.share_dir / "lib" / "verilator" / "verilator.cpp"
 LIBRARIES = cocotb_tools.config.libs_dir
+STANDINS = Path(__file__).parent / "cpp"  # headers for libraries that a machine may lack
 PACKAGES = {"g++": "g++", "make": "make", "perl": "perl"}  # tool: Debian package
 
 # Of the usual optimisation levels these take the least time for build and run together; the run-time
@@ -104,6 +105,18 @@ def compiler() -> str:
     return subprocess.run(["g++", "--version"], capture_output=True, text=True).stdout.splitlines()[0]
 
 
+def _header(name: str) -> bool:
+    """Whether the C++ compiler finds the system's header `name`."""
+    return subprocess.run(["g++", "-E", "-x", "c++", "-"], input=f"#include <{name}>\n", text=True,
+                          capture_output=True).returncode == 0
+
+
+def missing_for_waves() -> list[str]:
+    """Debian packages that builds with waves lack."""
+    compiler()
+    return [] if _header("zlib.h") else ["zlib1g-dev"]
+
+
 def jobs() -> int:
     """Compilers run at once: `$JALAPENO_JOBS`, else one per core."""
     return int(os.environ.get("JALAPENO_JOBS") or os.cpu_count() or 1)
@@ -163,6 +176,8 @@ def _flags(top: str, waves: bool, library: Path | None) -> tuple[list[str], dict
         "--cc", "--exe", "--vpi", "--no-timing", "-Wno-fatal", "--x-initial", "unique",
         "--prefix", "Vtop", "--top-module", top, "-o", "simulation", "-LDFLAGS", link,
         "-j", str(jobs()), *(["--trace-fst"] if waves else [])]
+    if waves and not _header("lz4.h"):
+        arguments += ["-CFLAGS", f"-I{STANDINS}", "-LDFLAGS", f"-L{library or '.'}"]
     variables = {"OPT_FAST": OPTIMISE_MODEL, "OPT_GLOBAL": OPTIMISE_LIBRARY}
     if library is not None:
         objects = " ".join(str(o) for o in sorted(library.glob("*.o")))
@@ -185,6 +200,7 @@ def _library(tool: Tool, waves: bool) -> Path:
         _run([str(tool.program), *arguments, "-Mdir", "model", str(MAIN), "seed.v"], tool, log)
         _run(_make(variables, "model"), tool, log)
         # The DPI part is for hierarchical models; Verilator lists it only for those.
+        subprocess.run(["ar", "rc", "liblz4.a"], cwd=work, check=True)
         _run(_make(variables | {"VM_GLOBAL_SLOW": "verilated_dpi"}, "model") + ["verilated_dpi.o"],
              tool, log)
         for path in (work / "model").glob("verilated*.o"):
@@ -204,6 +220,8 @@ def build(sources: Mapping[str, str], top: str, *, blocks: Iterable[str] = (),
     signals `public` of it. ToolError shows the compiler's own message and where the whole log is.
     """
     tool = find()
+    if waves and (packages := missing_for_waves()):
+        raise ToolError(f"waves need more of the system; on Debian: apt install {' '.join(packages)}")
     if public is None:
         public = ports("\n".join(sources.values()), top)
     blocks = sorted(blocks)

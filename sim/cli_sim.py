@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`jalapeno sim` and `jalapeno demo`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sim.cli_common import Config, JsonFile, chip, choice, console
+from sim.errors import InputError
+from sim.kernels import KERNELS
+from sim.kernels.types import MODELS, STALLS, Kernel, KernelRequest, KernelResult
+from sim.report import show, write_json
+from sim.runner import MAX_SEED
+
+DEMO = ("layer", "small")  # kernel and configuration
+NEXT = """[bold]Where to look next[/]
+  jalapeno sim gemm --set m=1 --set weights=hbm   the same tile, held to its weight stream
+  jalapeno throughput                             what the cycles mean for the full models
+  jalapeno verilog tile --config small -o DIR     the RTL that has just run
+  docs/architecture.md, docs/numerics.md, docs/programming.md"""
+
+
+def _options(kernel: Kernel) -> str:
+    parts = []
+    for name, option in kernel.options.items():
+        allowed = "|".join(option.choices) if option.choices else (
+            f"{option.least}..{option.most}" if isinstance(option.default, int) else "WORD")
+        parts.append(f"{name}={allowed} ({option.doc}; {option.default})")
+    return f"{kernel.name}: {kernel.doc} " + ", ".join(parts)
+
+
+def settings(kernel: Kernel, items: list[str]) -> dict[str, int | str]:
+    """Every option's value from the texts NAME=VALUE of `--set`."""
+    given: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name or not value:
+            raise InputError("--set", item, "it must be NAME=VALUE", "give for example --set m=4")
+        given[name] = value
+    return kernel.settings(given)
+
+
+def _run(kernel: Kernel, request: KernelRequest, file: Path | None) -> KernelResult:
+    with console.status(f"{kernel.name} on {request.config.name}: building what is not cached, then simulating"):
+        result = kernel.run(request)
+    show(console, result)
+    if file is not None:
+        write_json(file, result.to_json())
+        console.print(f"written: {file}")
+    return result
+
+
+def sim(
+    kernel: Annotated[str, typer.Argument(metavar="KERNEL", help=f"One of {', '.join(KERNELS)}.")],
+    config: Config = "small",
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.", metavar="MODEL")] = MODELS[0],
+    set_: Annotated[list[str] | None, typer.Option(
+        "--set", metavar="NAME=VALUE", help="A size of the kernel, see below; may be repeated.")] = None,
+    stall: Annotated[str, typer.Option(
+        metavar="|".join(STALLS), help="How often streams stand still: 0, 10 or 60 % of the cycles.")] = "none",
+    seed: Annotated[int, typer.Option(help="Seed of data, stalls and power-up values.")] = 0,
+    waves: Annotated[Path | None, typer.Option(
+        metavar="FILE.fst", help="Record all signals; uses a build of its own.")] = None,
+    json_: JsonFile = None,
+) -> None:
+    """Run a kernel in RTL, compare every bit with the golden model, and print its cycles.
+
+    Exit 0 only when something was compared and nothing differs.
+    """
+    chosen = KERNELS[choice("KERNEL", kernel, tuple(KERNELS))]
+    if not 0 <= seed <= MAX_SEED:
+        raise InputError("--seed", seed, f"it must be from 0 to {MAX_SEED}", "give for example --seed 1")
+    if waves is not None and (waves.suffix != ".fst" or not waves.absolute().parent.is_dir()):
+        raise InputError("--waves", str(waves), "it must be a .fst file in a directory that exists",
+                         "give for example --waves run.fst")
+    request = KernelRequest(
+        chip(config), choice("--model", model, MODELS), settings(chosen, set_ or []),
+        choice("--stall", stall, tuple(STALLS)), seed, waves)
+    if not _run(chosen, request, json_).passed:
+        raise typer.Exit(1)
+
+
+def demo() -> None:
+    """Run a GPT-OSS-shaped decoder layer on one tile, then say where to look next."""
+    name, config = DEMO
+    kernel = KERNELS[choice("KERNEL", name, tuple(KERNELS))]
+    result = _run(kernel, KernelRequest(chip(config), MODELS[0], kernel.settings({})), None)
+    console.print(NEXT)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+def register(app: typer.Typer) -> None:
+    """Add both commands to `app`."""
+    app.command("sim", epilog="\n\n".join(map(_options, KERNELS.values())))(sim)
+    app.command("demo")(demo)

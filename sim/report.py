@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables: rich ones for the terminal, Markdown for CI summaries, JSON files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sim.errors import InputError
+from sim.kernels.types import KernelResult
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it: thousands with commas, other numbers to four significant digits."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def table(console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table; numbers are right-aligned."""
+    result = Table(title=title, title_justify="left")
+    for i, name in enumerate(head):
+        numeric = bool(rows) and all(isinstance(row[i], int | float) for row in rows)
+        result.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        result.add_row(*map(cell, row))
+    console.print(result)
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """The same table in Markdown."""
+    lines = [head, ["---"] * len(head), *([cell(value) for value in row] for row in rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write `value` to `file`; InputError when that is not possible."""
+    try:
+        file.write_text(json.dumps(value, indent=2) + "\n")
+    except OSError as error:
+        raise InputError("--json", str(file), f"it cannot be written ({error.strerror})",
+                         "name a file in a directory that exists") from None
+
+
+def show(console: Console, result: KernelResult) -> None:
+    """Print one finished run."""
+    figures: list[tuple[str, Any]] = [
+        ("compared", result.compared),
+        ("mismatched", result.mismatched),
+        ("max_error", result.max_error),
+        ("max_error_bound", result.max_error_bound),
+        ("cycles", result.cycles),
+        ("fraction_of_peak", result.fraction_of_peak),
+        ("fraction_of_roofline", result.fraction_of_roofline),
+        ("build_s", result.build_s),
+        ("wall_s", result.wall_s),
+        ("cycles_per_s", result.cycles_per_s),
+    ]
+    shape = " ".join(f"{name}={value}" for name, value in result.shape.items())
+    table(console, f"{result.kernel} on {result.config} ({result.model}), {shape}, seed {result.seed}",
+          ["figure", "value", "source"],
+          [(name, cell(value), result.sources.get(name, "measured")) for name, value in figures])
+    console.print(f"roofline: {result.roofline}")
+    if result.counters:
+        states = list(dict.fromkeys(state for engine in result.counters.values() for state in engine))
+        table(console, "cycles by engine (measured)", ["engine", *states],
+              [[engine, *(counts.get(state, 0) for state in states)]
+               for engine, counts in result.counters.items()])
+    verdict = "[green]PASS[/]: equal to the golden model in every bit" if result.passed else (
+        "[red]FAIL[/]: " + ("nothing was compared" if not result.compared else
+                            f"{result.mismatched} of {result.compared} values differ"
+                            if result.mismatched else "the error is above its bound"))
+    console.print(verdict)
