@@ -20,7 +20,7 @@ def memory(dut, generator, stall):
     """Start the memory, with pauses on all channels."""
     if parameters()["memory"] == "slice":
         dut.stall.value = int(256 * stall)
-        dut.err_lo.value = dut.err_hi.value = 0
+        dut.err_lo.value, dut.err_hi.value = parameters().get("errors", (0, 0))
         return
     ram = AxiRam(AxiBus.from_prefix(dut, "m_axi"), dut.clk, dut.rst, size=len(arrays()["hbm"]))
     ram.write(0, arrays()["hbm"].tobytes())
@@ -37,7 +37,7 @@ def memory(dut, generator, stall):
 async def sram(dut, lines, scales, generator, stall):
     """A tile SRAM for transfers of one line, at the DMA engine's client port."""
     request, edge = dut.sram__request__payload, RisingEdge(dut.clk)
-    answers = [None] * (TileSram.LATENCY - 1)
+    answers: list[int | None] = [None] * (TileSram.LATENCY - 1)
     while True:
         ready = generator.random() >= stall
         dut.sram__request__ready.value = int(ready)
@@ -113,7 +113,7 @@ async def copies(dut):
 
 @cocotb.test()
 async def streams(dut):
-    """Weight streams as fast as the memory goes; `cycles` from the first to the last written line."""
+    """Weight streams as fast as the memory goes; `cycles` from the first written line to the end."""
     given = parameters()
     if "streams" not in given:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verilog around `HbmBench`: with standard AXI names for third-party models, or with our HBM slice."""
+"""Verilog around `HbmBench`: with standard AXI names for third-party models, or an HBM slice."""
 
 from collections.abc import Mapping
 from importlib import resources

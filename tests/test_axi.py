@@ -9,7 +9,7 @@ import pytest
 
 from golden.hbm_layout import stream_bytes, unpack_lines
 from hw.config import preset
-from hw.isa import DMA, STREAM, Direction
+from hw.isa import DMA, STREAM, Direction, Status
 from sim.runner import run
 from sim.verilator import build
 from tb.hbm_tops import TOP, axi_top, slice_top
@@ -83,13 +83,43 @@ def test_stream_contents(memory):
     assert np.array_equal(result.arrays["written"], np.concatenate(wanted))
 
 
+def test_slice_errors():
+    """The slice's error window and its end are told by the commands that touch them, and no other."""
+    model = build(slice_top(TINY, {"LATENCY": 5, "BYTES": TINY.hbm_bytes // 2}), TOP)
+    plain = dict(hbm_stride=0, local_addr=0, local_stride=0, lines=20, rows=1, scaled=0)
+    half = TINY.hbm_bytes // 2
+    cases = [(0, 0, Status.RUNNING), (0x4000 - 320, 0, Status.RUNNING),
+             (0x4000 - 304, 0, Status.HBM_ERROR), (0x4000, 1, Status.HBM_ERROR),
+             (0x4010, 1, Status.RUNNING), (half - 304, 0, Status.HBM_ERROR),
+             (half - 320, 1, Status.RUNNING), (half, 1, Status.HBM_ERROR)]
+    result = run(
+        model, "tb.bench_hbm",
+        arrays={"sram": np.zeros((TINY.sram_lines, 16), np.uint8),
+                "scales": np.zeros(TINY.sram_lines, np.uint8)},
+        parameters={"memory": "slice", "stall": 0.0, "errors": [0x4000, 0x4010], "commands": [
+            packed(DMA, dict(plain, hbm_addr=address, direction=direction))
+            for address, direction, _ in cases]})
+    assert result.report["errors"] == [status for *_, status in cases]
+
+
 @pytest.mark.parametrize("rate", [Fraction(16), Fraction(75, 8)], ids=["16", "75/8"])
 @pytest.mark.parametrize("scaled", [0, 1])
 def test_stream_rate(rate, scaled):
     """Long weight streams reach 99.5 % of the slice's rate at a latency of 160 cycles."""
-    config = replace(TINY, hbm_rate=rate)
+    check_rate(replace(TINY, hbm_rate=rate), scaled, rows=200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scaled", [0, 1])
+def test_full_size_rate(scaled):
+    """The full-size slice's two ports of 128 bytes reach 99.5 % of 150 bytes per cycle."""
+    check_rate(replace(preset("slice").tile, hbm_bytes=1 << 22), scaled, rows=120)
+
+
+def check_rate(config, scaled, rows):
+    rate = config.hbm_rate
     model = build(slice_top(config, {"LATENCY": LATENCY}), TOP)
-    rows, count = 200, 24
+    count = 24
     commands = [packed(STREAM, dict(hbm_addr=0x40 * i, rows=rows, scaled=scaled))
                 for i in range(count)]
     result = run(model, "tb.bench_hbm", parameters={
