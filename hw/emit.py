@@ -7,7 +7,7 @@ under its `emit_name` and instantiated. `VerilogPlatform` collects what must be 
 
 from typing import Any, Protocol, runtime_checkable
 
-from amaranth import ClockSignal, Instance, Module, ResetSignal
+from amaranth import ClockSignal, Instance, Module, ResetInserter, ResetSignal
 from amaranth.lib import wiring
 
 
@@ -40,14 +40,16 @@ class VerilogPlatform:
         return name
 
 
-def place(m: Module, platform: Any, name: str, component: wiring.Component) -> None:
+def place(m: Module, platform: Any, name: str, component: wiring.Component,
+          reset: Any = None) -> None:
     """Make `component` the submodule `name` of `m`.
 
     With a `VerilogPlatform` and a component that has an `emit_name` this is an Instance of the shared module,
-    else the component itself. Connect only to the component's ports, never to its inside.
+    else the component itself. Connect only to the component's ports, never to its inside. `reset`
+    resets the component in addition to the domain's own reset.
     """
     if not (isinstance(platform, VerilogPlatform) and isinstance(component, Emitted)):
-        m.submodules[name] = component
+        m.submodules[name] = component if reset is None else ResetInserter(reset)(component)
         return
     module = platform.register(component)
     connections: dict[str, Any] = {}
@@ -55,5 +57,5 @@ def place(m: Module, platform: Any, name: str, component: wiring.Component) -> N
         connections[f"{'i' if is_input else 'o'}_{port}"] = value
     if getattr(component, "clocked", True):
         connections["i_clk"] = ClockSignal()
-        connections["i_rst"] = ResetSignal()
+        connections["i_rst"] = ResetSignal() if reset is None else ResetSignal() | reset
     m.submodules[name] = Instance(module, **connections)
