@@ -46,7 +46,7 @@ def _rtlil(component: wiring.Component, name: str, platform: VerilogPlatform) ->
         ports["clk"] = (domain.clk, PortDirection.Input)
         ports["rst"] = (domain.rst, PortDirection.Input)
     text, _ = rtlil.convert_fragment(fragment, ports, name, emit_src=False)
-    if not getattr(component, "clocked", True) and re.search(r"wire .*\binput \d+ \\clk$", text, re.M):
+    if not getattr(component, "clocked", True) and re.search(r"^ *wire .*\\clk$", text, re.MULTILINE):
         raise ValueError(f"clocked of {name} must be True for a component with registers, not False")
     return text
 

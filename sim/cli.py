@@ -66,11 +66,12 @@ def throughput(
     """Full-model time between tokens and tokens per second, beside the published figures."""
     from sim.kernels.types import MODELS
     from sim.report import table, write_json
-    from sim.scaling import throughput as compute
 
     for model in models or ():
         if model not in MODELS:
             raise InputError("MODEL", model, f"it must be one of {', '.join(MODELS)}", "name one of these")
+    from sim.scaling import throughput as compute
+
     with console.status("composing the full models"):
         rows = compute(list(models or MODELS))
     if file is not None:

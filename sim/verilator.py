@@ -177,7 +177,7 @@ def _flags(top: str, waves: bool, library: Path | None) -> tuple[list[str], dict
         "--prefix", "Vtop", "--top-module", top, "-o", "simulation", "-LDFLAGS", link,
         "-j", str(jobs()), *(["--trace-fst"] if waves else [])]
     if waves and not _header("lz4.h"):
-        arguments += ["-CFLAGS", f"-I{STANDINS}", "-LDFLAGS", f"-L{library or '.'}"]
+        arguments += ["-CFLAGS", f"-I{STANDINS}", "-LDFLAGS", f"-L{library or '..'}"]
     variables = {"OPT_FAST": OPTIMISE_MODEL, "OPT_GLOBAL": OPTIMISE_LIBRARY}
     if library is not None:
         objects = " ".join(str(o) for o in sorted(library.glob("*.o")))
@@ -195,12 +195,13 @@ def _library(tool: Tool, waves: bool) -> Path:
     arguments, variables = _flags("seed", waves, None)
 
     def make(work: Path) -> None:
+        # Verilator links -llz4 with waves; this empty one is found only where the stand-in is used.
+        subprocess.run(["ar", "rc", "liblz4.a"], cwd=work, check=True)
         (work / "seed.v").write_text("module seed(input wire clk); endmodule\n")
         log = work / "build.log"
         _run([str(tool.program), *arguments, "-Mdir", "model", str(MAIN), "seed.v"], tool, log)
         _run(_make(variables, "model"), tool, log)
         # The DPI part is for hierarchical models; Verilator lists it only for those.
-        subprocess.run(["ar", "rc", "liblz4.a"], cwd=work, check=True)
         _run(_make(variables | {"VM_GLOBAL_SLOW": "verilated_dpi"}, "model") + ["verilated_dpi.o"],
              tool, log)
         for path in (work / "model").glob("verilated*.o"):

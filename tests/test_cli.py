@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: exit codes, one-line messages, JSON, the cycle suite; on a kernel made for the test."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sim import cli, cycles
+from sim.errors import InputError, ToolError
+from sim.kernels import KERNELS
+from sim.kernels.types import Kernel, KernelResult, Option
+
+KEYS = {
+    "kernel", "config", "model", "seed", "shape", "compared", "mismatched", "max_error", "max_error_bound", "cycles",
+    "fraction_of_peak", "fraction_of_roofline", "roofline", "counters", "wall_s", "build_s", "cycles_per_s", "sources"}
+OPTIONS = {
+    "m": Option(4, "rows", 1, 64),
+    "act": Option("bf16", "format", choices=("bf16", "mxfp4")),
+    "wrong": Option(0, "values that differ", 0, 99),
+    "count": Option(10, "values compared", 0, 99)}
+
+
+def run_double(request):
+    if request.settings["m"] == 13:
+        raise InputError("m", 13, "13 rows do not fit", "choose fewer")
+    if request.settings["m"] == 14:
+        raise ToolError("the build failed:\nerror: no such thing")
+    return KernelResult(
+        kernel="double", config=request.config.name, model=request.model, seed=request.seed,
+        shape=request.settings, compared=request.settings["count"], mismatched=request.settings["wrong"],
+        max_error=0.5, max_error_bound=1.0, cycles=1000 + request.settings["m"], fraction_of_peak=0.25,
+        fraction_of_roofline=0.5, roofline="HBM", counters={"MATRIX": {"BUSY": 7, "IDLE": 3}}, wall_s=1.0,
+        build_s=2.0, cycles_per_s=1004.0, sources={"cycles": "measured", "fraction_of_roofline": "derived"})
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch):
+    monkeypatch.setitem(KERNELS, "double", Kernel("double", "Doubles.", OPTIONS, run_double))
+
+
+@pytest.fixture
+def jalapeno(capsys):
+    def call(*arguments):
+        code = cli.main([str(a) for a in arguments])
+        output = capsys.readouterr()
+        assert "Traceback" not in output.out + output.err
+        return code, output.out, output.err
+
+    return call
+
+
+@pytest.mark.parametrize("command", [
+    [], ["doctor"], ["verilog"], ["sim"], ["cycles"], ["throughput"], ["demo"]], ids=str)
+def test_help(jalapeno, command):
+    code, out, _ = jalapeno(*command, "--help")
+    assert code == 0 and "Usage: jalapeno" in out
+
+
+def test_doctor_finds_what_the_tests_run_with(jalapeno):
+    code, out, _ = jalapeno("doctor")
+    assert code == 0
+    assert all(name in out for name in ("verilator", "g++", "perl", "cocotb", "amaranth", "cache"))
+
+
+def test_doctor_names_what_is_missing(jalapeno, monkeypatch, tmp_path):
+    from sim import doctor
+
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    code, out, _ = jalapeno("doctor")
+    assert code == 1 and "apt install g++" in out and "apt install perl" in out
+
+
+def test_sim_writes_its_json(jalapeno, tmp_path):
+    file = tmp_path / "out.json"
+    code, out, _ = jalapeno("sim", "double", "--config", "tiny", "--set", "m=7", "--seed", 3, "--json", file)
+    value = json.loads(file.read_text())
+    assert code == 0 and "PASS" in out and "1,007" in out and "measured" in out and "derived" in out
+    assert set(value) == KEYS
+    assert (value["cycles"], value["seed"], value["config"], value["shape"]["m"]) == (1007, 3, "tiny", 7)
+
+
+@pytest.mark.parametrize("settings, word", [
+    (["wrong=2"], "2 of 10 values differ"), (["count=0"], "nothing was compared")])
+def test_sim_fails(jalapeno, settings, word):
+    code, out, _ = jalapeno("sim", "double", *(a for s in settings for a in ("--set", s)))
+    assert code == 1 and "FAIL" in out and word in out
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["sim", "nothing"], "KERNEL is nothing, but it must be one of"),
+    (["sim", "double", "--config", "huge"], "--config is huge, but it must be one of tiny, small"),
+    (["sim", "double", "--model", "llama"], "--model is llama, but it must be one of gpt-oss"),
+    (["sim", "double", "--stall", "some"], "--stall is some, but it must be one of none, light, heavy"),
+    (["sim", "double", "--seed", "-4"], "--seed is -4, but it must be from 0 to"),
+    (["sim", "double", "--seed", "x"], "Invalid value for '--seed'"),
+    (["sim", "double", "--set", "m"], "--set is m, but it must be NAME=VALUE"),
+    (["sim", "double", "--set", "m=65"], "m is 65, but it must be from 1 to 64"),
+    (["sim", "double", "--set", "m=two"], "m is two, but it must be a whole number"),
+    (["sim", "double", "--set", "act=fp3"], "act is fp3, but it must be one of bf16, mxfp4"),
+    (["sim", "double", "--set", "q=1"], "--set is q, but kernel double takes m, act"),
+    (["sim", "double", "--set", "m=13"], "m is 13, but 13 rows do not fit; choose fewer"),
+    (["sim", "double", "--waves", "x.vcd"], "--waves is x.vcd, but it must be a .fst file"),
+    (["sim", "double", "--json", "/no/such/x.json"], "--json is /no/such/x.json, but it cannot be written"),
+    (["sim"], "Missing argument"),
+    (["simulate"], "No such command"),
+    (["verilog", "engine", "-o", "x"], "BLOCK is engine, but it must be one of"),
+    (["verilog", "router", "-o", "/proc/no/such"], "-o is /proc/no/such, but it cannot be written"),
+    (["throughput", "llama"], "MODEL is llama, but it must be one of"),
+], ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+def test_bad_input_is_one_line(jalapeno, arguments, message):
+    code, _, err = jalapeno(*arguments)
+    assert code == 2 and message in err
+    assert err.count("\n") == 1 and err.startswith("jalapeno: ")
+
+
+def test_tool_failure_is_exit_one(jalapeno):
+    code, _, err = jalapeno("sim", "double", "--set", "m=14")
+    assert code == 1 and "error: no such thing" in err
+
+
+def test_verilog_is_the_same_twice(jalapeno, tmp_path):
+    for place in ("a", "b"):
+        code, out, _ = jalapeno("verilog", "router", "--config", "tiny", "-o", tmp_path / place)
+        assert code == 0 and "files" in out
+    names = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert {"router.v", "router.json", "waivers.vlt"} <= set(names)
+    assert all((tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names)
+
+
+@pytest.fixture
+def suite(monkeypatch, tmp_path):
+    def write(*counts):
+        entries = [{"kernel": "double", "config": "tiny", "settings": {"m": i + 1}, "cycles": c}
+                   for i, c in enumerate(counts)]
+        file.write_text(json.dumps(entries))
+        return file
+
+    file = tmp_path / "cycles.json"
+    load, save = cycles.load, cycles.save
+    monkeypatch.setattr(cycles, "load", lambda: load(file))
+    monkeypatch.setattr(cycles, "save", lambda results: save(results, file))
+    return write
+
+
+@pytest.mark.parametrize("counts, arguments, code", [
+    ([1001, 1002], [], 0),
+    ([1001, 900], [], 1),  # rose
+    ([1001, 2000], [], 1),  # fell, and is not recorded
+    ([1001, 2000], ["--update"], 0),
+    ([1001, 900], ["--update"], 1),
+    ([1001, None], [], 1),
+    ([], [], 1)])
+def test_cycles_check(jalapeno, suite, counts, arguments, code):
+    suite(*counts)
+    assert jalapeno("cycles", "--check", *arguments)[0] == code
+
+
+def test_cycles_shows_only_what_differs(jalapeno, suite):
+    suite(1001, 501)
+    code, out, _ = jalapeno("cycles", "--check", "--markdown")
+    assert code == 1
+    assert out.splitlines()[0] == "| kernel | config | settings | old | new | percent |"
+    assert out.splitlines()[2:] == ["| double | tiny | m=2 | 501 | 1,002 | +100.00 % |"]
+
+
+def test_cycles_update_is_recorded(jalapeno, suite):
+    file = suite(1001, 2000)
+    assert jalapeno("cycles", "--update")[0] == 0
+    assert [r.cycles for r in cycles.load()] == [1001, 1002]
+    assert jalapeno("cycles", "--check", "--json", file.with_name("out.json"))[0] == 0
+    assert [row["new"] for row in json.loads(file.with_name("out.json").read_text())] == [1001, 1002]
+
+
+def test_cycles_of_a_wrong_kernel_are_not_compared(jalapeno, suite, monkeypatch):
+    suite(1001)
+    wrong = replace(KERNELS["double"], run=lambda r: replace(run_double(r), mismatched=1))
+    monkeypatch.setitem(KERNELS, "double", wrong)
+    code, _, err = jalapeno("cycles")
+    assert code == 1 and "double on tiny is wrong: 1 of 10 values differ" in err
+
+
+def test_recorded_suite_is_readable():
+    for record in cycles.load():
+        assert record.kernel in KERNELS
+
+
+def test_unknown_source_is_refused():
+    with pytest.raises(ValueError, match="source of cycles must be one of"):
+        replace(run_double_result(), sources={"cycles": "guessed"})
+
+
+def run_double_result():
+    from hw.config import preset
+    from sim.kernels.types import KernelRequest
+
+    return run_double(KernelRequest(preset("tiny"), "gpt-oss", KERNELS["double"].settings({})))
