@@ -24,8 +24,8 @@ LIBRARIES = cocotb_tools.config.libs_dir
 STANDINS = Path(__file__).parent / "cpp"  # headers for libraries that a machine may lack
 PACKAGES = {"g++": "g++", "make": "make", "perl": "perl"}  # tool: Debian package
 
-# Of the usual optimisation levels these take the least time for build and run together; the run-time
-# library is built once for all models, so it gets more.
+# Models are compiled for every change of the hardware, so build time counts as much as speed; the run-time
+# library is compiled once for all models.
 OPTIMISE_MODEL = "-O1"
 OPTIMISE_LIBRARY = "-O2"
 
