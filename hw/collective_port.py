@@ -136,7 +136,8 @@ class CollectivePort(wiring.Component):
             memory.request.valid.eq(write | read.valid),
             memory.request.payload.write.eq(write),
             memory.request.payload.address.eq(Mux(write, write_at, read.payload.address)),
-            memory.request.payload.data.eq(result.payload),
+            # Nothing of a read's payload may move while it waits.
+            memory.request.payload.data.eq(Mux(write, result.payload, 0)),
             memory.request.payload.mask.as_value().eq(-1),
             read.ready.eq(memory.request.ready & ~write),
             reader.memory.valid.eq(memory.valid), reader.memory.response.eq(memory.response),

@@ -96,8 +96,9 @@ class NocTarget(wiring.Component):
             memory.request.payload.address.eq(Mux(reading, reader.memory.request.payload.address,
                                                   address)),
             memory.request.payload.write.eq(~reading),
-            memory.request.payload.data.eq(flit.data),
-            memory.request.payload.scales.eq(flit.scale),
+            # Nothing of a read's payload may move while it waits.
+            memory.request.payload.data.eq(Mux(reading, 0, flit.data)),
+            memory.request.payload.scales.eq(Mux(reading, 0, flit.scale)),
             memory.request.payload.mask.as_value().eq(-1),
             memory.request.payload.scale_mask.eq(1),
             reader.memory.request.ready.eq(memory.request.ready & reading),

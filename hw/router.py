@@ -125,9 +125,9 @@ class Router(wiring.Component):
     """
 
     def __init__(self, depth: int = LINK_DEPTH):
+        if not isinstance(depth, int) or not 1 <= depth <= 64:
+            raise ValueError(f"depth must be from 1 to 64, not {depth!r}")
         self.depth = depth
-        self._receivers = {side: LinkReceiver(depth) for side in Side}
-        self._senders = {side: LinkSender(depth) for side in Side}
         super().__init__({
             "position": In(POSITION),
             "local": In(LinkPair()),
@@ -158,10 +158,11 @@ class Router(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
+        receivers = {side: LinkReceiver(self.depth) for side in Side}
         merges = {}
         for side in Side:
             name = side.name.lower()
-            receiver, sender = self._receivers[side], self._senders[side]
+            receiver, sender = receivers[side], LinkSender(self.depth)
             place(m, platform, f"receive_{name}", receiver)
             place(m, platform, f"send_{name}", sender)
             if side is Side.LOCAL:
@@ -180,7 +181,7 @@ class Router(wiring.Component):
         for side in Side:
             for channel in Channel:
                 name = f"{side.name.lower()}_{channel.name.lower()}"
-                source = self._receivers[side].channel[channel]
+                source = receivers[side].channel[channel]
                 route = self._route(m, head_of(source.payload), name)
                 held = Signal(len(Side), name=f"{name}_held")  # route of the packet under way
                 way = Signal(len(Side), name=f"{name}_way")
