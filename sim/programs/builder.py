@@ -8,9 +8,11 @@ commands that take them, held only by room in their ring.
 from typing import Any
 
 from golden.formats import Format
+from hw.config import LINE_BYTES
 from hw.isa import Function, Init, Kind, Op1, Reduce, Select
 from sim.assembler import Indirect, Program, Reg
 from sim.programs.memory import Buffer, TileMemory, Weights
+from sim.programs.work import Work
 
 Address = int | Reg | Indirect
 Operand = Buffer | float | None
@@ -28,14 +30,27 @@ class TileProgram:
         self.memory = memory
         self.config = memory.config
         self.program = Program()
+        self.work = Work()
         self._order = self.program.semaphore("order")
         self._pending = False
 
     def command(self, name: str, **operands: Any) -> None:
         """A command that waits for the one before it."""
+        self._account(name, operands)
         emit = getattr(self.program, name)
         emit(wait=(self._order,) if self._pending else (), post=(self._order,), **operands)
         self._pending = True
+
+    def _account(self, name: str, operands: dict[str, Any]) -> None:
+        """Adds the command to the program's work."""
+        if name == "matmul":
+            self.work.matmul(
+                self.config, operands["m"], operands["n"], operands["k"],
+                Format(operands["act_format"]), Format(operands["weight_format"]))
+        elif name == "vector":
+            self.work.vectors(self.config, operands["rows"], operands["cols"])
+        elif name == "dma":
+            self.work.bytes(self.config, LINE_BYTES * operands["lines"] * operands["rows"])
 
     def join(self) -> None:
         """Makes the sequencer wait until the last command is complete."""
@@ -50,6 +65,7 @@ class TileProgram:
     def stream(self, weights: Weights, address: Address | None = None) -> None:
         """Starts the stream of `weights`, from a register's address if given."""
         source = weights.hbm if address is None else address
+        self.work.bytes(self.config, self.memory.traffic(weights))
         self.program.stream(hbm_addr=source, rows=weights.rows, scaled=int(weights.scaled))
 
     def matmul(self, act: Buffer, weights: Weights, out: Buffer, bias: Buffer | None = None,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from golden.formats import Format
-from golden.hbm_layout import pack_codes, pack_lines
 from golden.fp32 import bits
+from golden.hbm_layout import pack_codes, pack_lines
 from golden.kernels.attention import LOG2E
 from golden.kernels.moe import ALPHA, LIMIT, Expert, Matrix
 from golden.kernels.trace import Stored

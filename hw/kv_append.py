@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The KV engine: appends a token's key and value to a KV cache (KVAPPEND)."""
+
+from amaranth import Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import Out
+
+from hw.config import TileConfig
+from hw.fifo import StreamFifo
+from hw.isa import KVAPPEND, Activity, Status
+from hw.kv_sram import ROW_BITS, append_layout, append_width
+from hw.ports import GRANULES, LINE_BITS, EngineControl, SramClient
+
+BUFFER = 8  # lines between tile SRAM and KV SRAM
+WRITE_DELAY = 2  # cycles until an accepted write is seen by reads
+
+
+class KvAppend(wiring.Component):
+    """Key: line p of the token in slot s goes to bank s mod cols, row k_base + (s div cols) *
+    (head_dim / 8) + p. Value: element d goes to bank d mod cols, row v_base + (s div 8) *
+    ceil(head_dim / cols) + d div cols, granule s mod 8.
+
+    One line per cycle (a value with fewer than 8 columns: 8 / cols cycles), about 10 cycles per
+    command besides. Illegal: head_dim of 0 or no multiple of 8, misaligned addresses, neither key nor
+    value. Rows at or beyond the weight stream's ring are an address error; nothing is written then.
+    """
+
+    def __init__(self, config: TileConfig):
+        self.config = config
+        super().__init__({
+            "control": Out(EngineControl(KVAPPEND)),
+            "source": Out(SramClient(1)),
+            "append": Out(stream.Signature(append_layout(config.cols))),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        config, cols = self.config, self.config.cols
+        col_bits = cols.bit_length() - 1
+        command = Signal(self.control.command.payload.shape(), reset_less=True)
+        given = self.control.command.payload
+        legal, in_range, faulty = Signal(), Signal(), Signal()
+        lines, tiles = Signal(13, reset_less=True), Signal(16, reset_less=True)
+        key_row, value_row = Signal(ROW_BITS + 16, reset_less=True), Signal(
+            ROW_BITS + 16, reset_less=True)
+        m.submodules.buffer = buffer = StreamFifo(LINE_BITS, BUFFER)
+        reading, read_value = Signal(), Signal()
+        read_line = Signal(13, reset_less=True)
+        in_flight = Signal(range(BUFFER + 1))
+        write_value = Signal()
+        write_line, element = Signal(13, reset_less=True), Signal(3)
+        settle = Signal(range(WRITE_DELAY + 1))
+
+        m.d.comb += [
+            legal.eq((given.head_dim != 0) & ~given.head_dim[:3].any() & ~given.k_addr[:4].any()
+                     & ~given.v_addr[:4].any() & (given.keys | given.values)),
+            in_range.eq(
+                (~command.keys | (key_row + lines <= config.stream_base))
+                & (~command.values | (value_row + tiles <= config.stream_base))),
+        ]
+
+        # Reads: key lines, then value lines, as far as the buffer has room.
+        request, granted = self.source.request, Signal()
+        address = Mux(read_value, command.v_addr[4:], command.k_addr[4:])
+        m.d.comb += [
+            request.valid.eq(reading & (in_flight + buffer.level < BUFFER)),
+            request.payload.address.eq(address + read_line),
+            granted.eq(request.valid & request.ready),
+            buffer.i.valid.eq(self.source.valid), buffer.i.payload.eq(self.source.response.data[0]),
+        ]
+        m.d.sync += in_flight.eq(in_flight + granted - self.source.valid)
+        with m.If(self.source.fault):
+            m.d.sync += faulty.eq(1)
+        with m.If(granted):
+            with m.If(read_line == lines - 1):
+                m.d.sync += [read_line.eq(0), read_value.eq(1)]
+                with m.If(read_value | ~command.values):
+                    m.d.sync += reading.eq(0)
+            with m.Else():
+                m.d.sync += read_line.eq(read_line + 1)
+
+        # Writes.
+        width = append_width(cols)
+        append = self.append.payload
+        place = Signal(16)  # element of the value that the write starts with
+        taken, last_part, last_line = Signal(), Signal(), Signal()
+        running = Signal()
+        m.d.comb += [
+            place.eq((write_line << 3) + element),
+            last_part.eq(~write_value | (element == GRANULES - width)),
+            last_line.eq(last_part & (write_line == lines - 1)),
+            self.append.valid.eq(running & buffer.o.valid),
+            append.key.eq(~write_value),
+            append.row.eq(Mux(write_value, value_row + (place >> col_bits), key_row + write_line)),
+            append.bank.eq(Mux(write_value, place[:col_bits], command.slot[:col_bits])),
+            append.granule.eq(command.slot[:3]),
+            append.line.eq(buffer.o.payload >> (element << 4)),
+            taken.eq(self.append.valid & self.append.ready),
+            buffer.o.ready.eq(taken & last_part),
+        ]
+        finished = Signal()
+        m.d.comb += finished.eq(taken & last_line & (write_value | ~command.values))
+        with m.If(taken):
+            with m.If(write_value):
+                m.d.sync += element.eq(element + width)
+            with m.If(last_part):
+                m.d.sync += write_line.eq(Mux(last_line, 0, write_line + 1))
+            with m.If(last_line):
+                m.d.sync += write_value.eq(1)
+
+        with m.FSM():
+            with m.State("IDLE"):
+                m.d.comb += self.control.command.ready.eq(1)
+                with m.If(self.control.command.valid):
+                    m.d.sync += [
+                        command.eq(given), lines.eq(given.head_dim >> 3),
+                        tiles.eq((given.head_dim + (cols - 1)) >> col_bits), faulty.eq(0),
+                    ]
+                    m.next = "ROWS"
+                    with m.If(~legal):
+                        m.next = "ILLEGAL"
+            with m.State("ILLEGAL"):
+                m.d.comb += [self.control.done.eq(1),
+                             self.control.error.eq(Status.ILLEGAL_COMMAND)]
+                m.next = "IDLE"
+            with m.State("ROWS"):
+                m.d.sync += [
+                    key_row.eq(command.k_base + (command.slot >> col_bits) * lines),
+                    value_row.eq(command.v_base + (command.slot >> 3) * tiles),
+                ]
+                m.next = "CHECK"
+            with m.State("CHECK"):
+                m.d.sync += [
+                    read_line.eq(0), read_value.eq(~command.keys), write_line.eq(0),
+                    write_value.eq(~command.keys), element.eq(0), settle.eq(0),
+                ]
+                with m.If(in_range):
+                    m.d.sync += reading.eq(1)
+                    m.next = "RUN"
+                with m.Else():
+                    m.next = "RANGE"
+            with m.State("RANGE"):
+                m.d.comb += [self.control.done.eq(1), self.control.error.eq(Status.ADDRESS_RANGE)]
+                m.next = "IDLE"
+            with m.State("RUN"):
+                m.d.comb += running.eq(1)
+                with m.If(finished):
+                    m.next = "SETTLE"
+            with m.State("SETTLE"):
+                m.d.sync += settle.eq(settle + 1)
+                with m.If(settle == WRITE_DELAY):
+                    m.d.comb += [
+                        self.control.done.eq(1),
+                        self.control.error.eq(
+                            Mux(faulty, Status.ADDRESS_RANGE, Status.RUNNING)),
+                    ]
+                    m.next = "IDLE"
+
+        working = Signal()
+        m.d.comb += working.eq(reading | running)
+        with m.If(~working):
+            m.d.comb += self.control.activity.eq(Mux(
+                self.control.command.valid, Activity.STARVED, Activity.IDLE))
+        with m.Elif(self.append.valid & ~self.append.ready):
+            m.d.comb += self.control.activity.eq(Activity.BLOCKED)
+        with m.Elif(taken):
+            m.d.comb += self.control.activity.eq(Activity.BUSY)
+        with m.Else():
+            m.d.comb += self.control.activity.eq(Activity.STARVED)
+        return m

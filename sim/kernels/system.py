@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of the simulated system: what the host loads, which programs run, what must then be in memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from golden.formats import SPECS, Format
+from golden.hbm_layout import LINE_BYTES, unpack_codes
+from golden.kernels.trace import Stored
+from hw.config import ChipConfig
+from hw.host_adapter import REGION_LO, Region
+from sim.assembler import Program
+from sim.errors import InputError, ToolError
+from sim.harness import HOST_WORDS, build_system
+from sim.kernels.types import STALLS, KernelRequest
+from sim.programs.memory import Buffer, TileMemory
+from sim.runner import RunResult, run
+from sim.verilator import Build
+
+CYCLE_LIMIT = 20_000_000
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a buffer must hold after a run, in one tile."""
+
+    buffer: Buffer
+    stored: Stored
+    tile: int = 0
+
+
+@dataclass
+class TileRun:
+    """One start of the tiles: a program per tile (None: idle), host writes before it, checks after it."""
+
+    programs: Sequence[Program | None]
+    images: Sequence[TileMemory]  # SRAM and KV images to load before this run, per tile
+    checks: list[Check] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SystemResult:
+    """All runs: cycles of each (the slowest tile's), counters summed per tile, values compared."""
+
+    cycles: tuple[int, ...]
+    counters: Mapping[str, Mapping[str, int]]
+    compared: int
+    mismatched: int
+    differences: tuple[str, ...]
+    read: tuple[Mapping[str, Stored], ...]
+    seconds: float
+    simulated: int
+    build: Build
+
+
+def host_words(region: Region, first: int, lines: NDArray, scales: NDArray) -> list[str]:
+    """Host file words that write `lines` [n, 16] from line `first` of a region."""
+    base = region.value << REGION_LO
+    return [f"{int(scale):02x}{line[::-1].tobytes().hex()}{base + first + i:08x}"
+            for i, (line, scale) in enumerate(zip(lines, scales, strict=True))]
+
+
+def program_words(program: Program, config: ChipConfig) -> list[str]:
+    """Host file words of a program at beat 0."""
+    beats = program.assemble()
+    if len(beats) > config.tile.program_beats:
+        raise InputError("program", f"{len(beats)} beats",
+                         f"the tile holds {config.tile.program_beats}", "take smaller sizes")
+    lines = np.ascontiguousarray(beats, "<u4").view(np.uint8).reshape(-1, LINE_BYTES)
+    return host_words(Region.PROGRAM, 0, lines, np.zeros(len(lines), np.uint8))
+
+
+def stored_bits(fmt: Format) -> int:
+    """Bits that an element takes in tile SRAM."""
+    return 32 if fmt is Format.FP32 else SPECS[fmt].storage_bits
+
+
+def span(buffer: Buffer) -> tuple[int, int]:
+    """First tile SRAM line of a buffer and the number of lines to its end."""
+    size = -(-buffer.cols * stored_bits(buffer.fmt) // 8)
+    first = buffer.address // LINE_BYTES
+    last = (buffer.at(buffer.rows - 1) + size - 1) // LINE_BYTES
+    return first, last - first + 1
+
+
+def decode(buffer: Buffer, found: NDArray[np.uint8]) -> Stored:
+    """Contents of a buffer from the lines [n, 17] of its span."""
+    raw = found[:, :16].reshape(-1)
+    offset = buffer.address % LINE_BYTES
+    size = -(-buffer.cols * stored_bits(buffer.fmt) // 8)
+    codes, scales = [], []
+    per_line = LINE_BYTES * 8 // stored_bits(buffer.fmt)
+    for r in range(buffer.rows):
+        start = offset + r * buffer.stride
+        padded = np.zeros(-(-size // LINE_BYTES) * LINE_BYTES, np.uint8)
+        padded[:size] = raw[start : start + size]
+        lines = padded.reshape(-1, LINE_BYTES)
+        if buffer.fmt is Format.FP32:
+            codes.append(lines.reshape(-1).view("<u4")[: buffer.cols])
+        else:
+            codes.append(unpack_codes(lines, buffer.fmt)[: buffer.cols])
+        if buffer.fmt is not Format.FP32 and SPECS[buffer.fmt].scaled:
+            first = start // LINE_BYTES
+            blocks = np.arange(-(-buffer.cols // 32)) * 32 // per_line
+            scales.append(found[first + blocks, 16])
+    return Stored(np.stack(codes), buffer.fmt, np.stack(scales) if scales else None)
+
+
+def compare(name: str, found: Stored, expected: Stored) -> tuple[int, int, str]:
+    """Values compared and different, and a line about the first difference."""
+    ours = np.asarray(found.codes).astype(np.uint64)
+    theirs = np.asarray(expected.codes).astype(np.uint64)
+    if ours.shape != theirs.shape:
+        raise ToolError(f"buffer {name} must have shape {theirs.shape}, not {ours.shape}")
+    wrong = ours != theirs
+    compared, mismatched = wrong.size, int(wrong.sum())
+    if expected.scales is not None and found.scales is not None:
+        compared += expected.scales.size
+        mismatched += int((found.scales != expected.scales).sum())
+    text = ""
+    if wrong.any():
+        r, c = np.argwhere(wrong)[0]
+        text = (f"{name}[{r}, {c}] is {int(ours[r, c]):#x}, expected {int(theirs[r, c]):#x} "
+                f"({mismatched} of {compared} differ)")
+    elif mismatched:
+        text = f"{name}: {mismatched} scales differ"
+    return compared, mismatched, text
+
+
+def simulate(request: KernelRequest, memories: Sequence[TileMemory], runs: Sequence[TileRun],
+             err: tuple[int, int] = (0, 0), allow: Sequence[str] = ("DONE",)) -> SystemResult:
+    """Builds the system if needed, runs everything, and compares what is in memory.
+
+    `memories` give each tile's HBM contents. ToolError when a tile stops with a status not allowed.
+    """
+    config = request.config
+    tiles = config.tiles
+    files: dict[str, str] = {}
+    words: list[list[str]] = [[] for _ in range(tiles)]
+    plan: list[dict[str, Any]] = []
+    for each in runs:
+        first = max(len(w) for w in words)
+        loads = []
+        for tile in range(tiles):
+            fresh: list[str] = []
+            for image, region in ((each.images[tile].sram_images, Region.TILE_SRAM),
+                                  (each.images[tile].kv_images, Region.KV_SRAM)):
+                for line, lines, scales in image:
+                    fresh += host_words(region, line, lines, scales)
+            program = each.programs[tile]
+            if program is not None:
+                fresh += program_words(program, config)
+            words[tile] += ["0" * 42] * (first - len(words[tile])) + fresh
+            loads.append([first, len(fresh)])
+        reads = [[check.tile, Region.TILE_SRAM.value << REGION_LO | span(check.buffer)[0],
+                  span(check.buffer)[1]] for check in each.checks]
+        plan.append({
+            "load": loads, "start": [None if p is None else 0 for p in each.programs],
+            "limit": CYCLE_LIMIT, "reads": reads})
+    plusargs = []
+    for tile in range(tiles):
+        if len(words[tile]) > HOST_WORDS:
+            raise InputError("host data", f"{len(words[tile])} lines",
+                             f"the simulated host holds {HOST_WORDS}", "take smaller sizes")
+        files[f"host{tile}.hex"] = "\n".join(words[tile]) + "\n"
+        plusargs.append(f"+host{tile}=host{tile}.hex")
+        image = bytes(memories[tile].hbm_image)
+        if image:
+            lines = np.frombuffer(image + b"\0" * (-len(image) % LINE_BYTES), np.uint8)
+            files[f"hbm{tile}.hex"] = "\n".join(
+                line[::-1].tobytes().hex() for line in lines.reshape(-1, LINE_BYTES)) + "\n"
+            plusargs.append(f"+hbm{tile}=hbm{tile}.hex")
+    build = build_system(config, waves=request.waves is not None)
+    result = run(
+        build, "tb.bench_tile", files=files, plusargs=plusargs, seed=request.seed,
+        waves=request.waves, parameters={
+            "runs": plan, "stall": STALLS[request.stall] * 256 // 100,
+            "stall_seed": (request.seed * 2654435761 + 1) & 0xFFFFFFFF, "err": list(err)})
+    return _collect(result, runs, build, allow)
+
+
+def _collect(result: RunResult, runs: Sequence[TileRun], build: Build, allow: Sequence[str]
+             ) -> SystemResult:
+    cycles, compared, mismatched, differences, read = [], 0, 0, [], []
+    counters: dict[str, dict[str, int]] = {}
+    for r, (done, each) in enumerate(zip(result.report["runs"], runs, strict=True)):
+        for tile, status in enumerate(done["status"]):
+            if status["status"] not in allow:
+                raise ToolError(
+                    f"tile {tile} stopped with {status['status']} in run {r}: engine "
+                    f"{status['engine']}, command at beat {status['pc']}, cycle {status['cycles']}")
+        cycles.append(max(status["cycles"] for status in done["status"]))
+        for found in done["counters"]:
+            for engine, states in found.items():
+                total = counters.setdefault(engine, dict.fromkeys(states, 0))
+                for state, count in states.items():
+                    total[state] += count
+        values = {}
+        for i, check in enumerate(each.checks):
+            found = decode(check.buffer, result.arrays[f"read_{r}_{i}"])
+            values[check.buffer.name] = found
+            n, wrong, text = compare(check.buffer.name, found, check.stored)
+            compared, mismatched = compared + n, mismatched + wrong
+            if text:
+                differences.append(f"run {r}, tile {check.tile}: {text}")
+        read.append(values)
+    return SystemResult(tuple(cycles), counters, compared, mismatched, tuple(differences),
+                        tuple(read), result.seconds, int(result.report["simulated"]), build)
