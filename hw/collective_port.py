@@ -10,7 +10,7 @@ from hw.config import TileConfig
 from hw.isa import COLLECTIVE, Activity, CollectiveOp, Scope, Status, operand_layout
 from hw.line_reader import LineReader
 from hw.noc_flit import POSITION
-from hw.ports import LINE_ADDRESS_BITS, EngineControl, SramClient
+from hw.ports import GRANULES, LINE_ADDRESS_BITS, EngineControl, SramClient
 
 
 class CollectivePort(wiring.Component):
@@ -138,7 +138,7 @@ class CollectivePort(wiring.Component):
             memory.request.payload.address.eq(Mux(write, write_at, read.payload.address)),
             # Nothing of a read's payload may move while it waits.
             memory.request.payload.data.eq(Mux(write, result.payload, 0)),
-            memory.request.payload.mask.as_value().eq(-1),
+            memory.request.payload.mask.as_value().eq(write.replicate(GRANULES)),
             read.ready.eq(memory.request.ready & ~write),
             reader.memory.valid.eq(memory.valid), reader.memory.response.eq(memory.response),
             result.ready.eq(Mux(stores, memory.request.ready & ~read_waits, 1)),

@@ -92,6 +92,7 @@ class NocSender(wiring.Component):
             head.x.eq(command.x), head.y.eq(command.y),
             head.source_x.eq(self.position.x), head.source_y.eq(self.position.y),
             head.tag.eq(newest), head.address.eq(write_at), head.semaphore.eq(command.semaphore),
+            head.status.eq(error[newest]),
             reader.address.payload.eq(read_at),
             made.eq(heads.i.valid & heads.i.ready),
         ]

@@ -11,7 +11,7 @@ from hw.isa import Status
 from hw.line_reader import LineReader
 from hw.noc_flit import FLIT, HEAD, PACKET_LINES, POSITION, Kind, head_of
 from hw.packet_emitter import PacketEmitter
-from hw.ports import LINE_ADDRESS_BITS, SramClient
+from hw.ports import GRANULES, LINE_ADDRESS_BITS, SramClient
 from hw.semaphores import FIRST_REMOTE, POST_ONE
 
 
@@ -79,6 +79,7 @@ class NocTarget(wiring.Component):
             reply.x.eq(head.source_x), reply.y.eq(head.source_y),
             reply.source_x.eq(self.position.x), reply.source_y.eq(self.position.y),
             reply.tag.eq(head.tag), reply.status.eq(error), reply.count.eq(head.count),
+            reply.semaphore.eq(head.semaphore), reply.address.eq(head.address),
         ]
         with m.If(error != Status.RUNNING):
             m.d.comb += reply.kind.eq(Kind.ERROR)
@@ -99,8 +100,8 @@ class NocTarget(wiring.Component):
             # Nothing of a read's payload may move while it waits.
             memory.request.payload.data.eq(Mux(reading, 0, flit.data)),
             memory.request.payload.scales.eq(Mux(reading, 0, flit.scale)),
-            memory.request.payload.mask.as_value().eq(-1),
-            memory.request.payload.scale_mask.eq(1),
+            memory.request.payload.mask.as_value().eq((~reading).replicate(GRANULES)),
+            memory.request.payload.scale_mask.eq(~reading),
             reader.memory.request.ready.eq(memory.request.ready & reading),
             reader.memory.valid.eq(memory.valid),
             reader.memory.response.eq(memory.response),

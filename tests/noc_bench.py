@@ -200,7 +200,7 @@ class CommandDriver:
 
 def ack(request: dict[str, int], error: Status = Status.RUNNING) -> dict[str, int]:
     """What the answer to a write or semaphore packet says."""
-    return {"x": request["source_x"], "y": request["source_y"], "tag": request["tag"],
+    return request | {"x": request["source_x"], "y": request["source_y"], "tag": request["tag"],
             "status": int(error), "kind": Kind.ACK if error is Status.RUNNING else Kind.ERROR}
 
 
