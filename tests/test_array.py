@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matmul array against the bit-exact model: weight tiles back to back, loads under compute."""
+
+import numpy as np
+import pytest
+from amaranth.sim import Simulator
+
+from golden.formats import SPECS, Format, group_elements, products_per_slice, slices
+from golden.hbm_layout import activation_rows, weight_rows
+from golden.matmul import matmul
+from hw.array import MatmulArray
+
+ROWS, COLS = 2, 4
+FORMATS = [f for f in Format if f is not Format.FP32]
+
+
+def random_operand(rng, rows, cols, fmt):
+    codes = rng.integers(0, 1 << SPECS[fmt].bits, (rows, cols))
+    if not SPECS[fmt].scaled:
+        return codes, None
+    return codes, rng.integers(100, 150, (rows, -(-cols // 32))).astype(np.uint8)
+
+
+class Bench:
+    """Drives loads and slices cycle by cycle, from lists of what happens when."""
+
+    def __init__(self, rows=ROWS, cols=COLS, depth=64):
+        self.array = MatmulArray(rows, cols, acc_rows=16, result_depth=depth)
+        self.loads, self.slices = {}, {}
+        self.now = 0
+        self.expected = []
+
+    def tile(self, m, act, act_scales, act_fmt, weight, weight_scales, weight_fmt, spacing=None):
+        """One K tile of one column tile: all slices; results are expected at its end."""
+        rows, cols = self.array.rows, self.array.cols
+        k = act.shape[1]
+        lines, scales = activation_rows(act, act_scales, act_fmt)
+        wide, wide_scales = weight_rows(weight, weight_scales, weight_fmt, cols)
+        chains, n = slices(act_fmt, weight_fmt), products_per_slice(act_fmt, weight_fmt)
+        group = group_elements(weight_fmt)
+        groups = -(-k // group)
+        # Loads one row per cycle; the swap may come as soon as every row is in time.
+        halves = weight_fmt is Format.MXINT8
+        start = max(self.now, 0)
+        last_swap = getattr(self, "last_swap", -10**6)
+        due = start
+        at = start
+        for r in range(groups):
+            at = max(at, last_swap + MatmulArray.load_after_swap(r))
+            while at in self.loads:
+                at += 1
+            line = (r // 2 if halves else r) * cols
+            self.loads[at] = [(r, wide[line + c], int(wide_scales[line + c]), weight_fmt,
+                               r % 2 if halves else 0, min(group, k - r * group))
+                              for c in range(cols)]
+            due = max(due, at + MatmulArray.swap_after_load(r))
+            at += 1
+        t = due
+        while t in self.slices:
+            t += 1
+        self.last_swap = t
+        bits = SPECS[act_fmt].storage_bits
+        for j in range(chains):
+            begin = t
+            for row in range(m):
+                fields = []
+                for r in range(rows):
+                    element = r * group + j * n
+                    bit = element * bits
+                    line = min(bit // 128, lines.shape[1] - 1)
+                    fields.append((lines[row, line], int(scales[row, line]), bit % 128))
+                self.slices[t] = dict(
+                    fields=fields, act_format=act_fmt, weight_format=weight_fmt, index=j,
+                    n_bits=n * bits, count=k, swap=int(j == 0 and row == 0), acc_index=row,
+                    first=int(j == 0), last=int(j == chains - 1))
+                t += 1
+            if m < MatmulArray.ACC_LATENCY:
+                t = begin + MatmulArray.ACC_LATENCY
+        self.now = max(self.now, t - 1)
+        self.expected += list(matmul(
+            act, act_scales, act_fmt, weight, weight_scales, weight_fmt, rows).view(np.uint32))
+
+    def run(self, stall=0.0, rng=None):
+        found = []
+        array = self.array
+
+        async def drive(ctx):
+            end = max([*self.loads, *self.slices]) + array.RESULT_LATENCY + array.cols + 4
+            columns = {}
+            for u, row in self.loads.items():
+                for c, entry in enumerate(row):
+                    columns[u + c, c] = entry
+            for t in range(end):
+                given = self.slices.get(t)
+                ctx.set(array.slice.valid, int(given is not None))
+                if given is not None:
+                    for r, (line, scale, bit) in enumerate(given["fields"]):
+                        # A group that starts inside a line is moved to its low end.
+                        part = bit // given["n_bits"]
+                        whole = int.from_bytes(line.tobytes(), "little")
+                        base = min(part * given["n_bits"], bit)
+                        ctx.set(array.slice.lines[r], whole >> base)
+                        ctx.set(array.slice.scales[r], scale)
+                    ctx.set(array.slice.part, 0)
+                    for name in ("act_format", "weight_format", "index", "count", "swap",
+                                 "acc_index", "first", "last"):
+                        ctx.set(getattr(array.slice, name), int(given[name]))
+                for c in range(array.cols):
+                    entry = columns.get((t, c))
+                    ctx.set(array.load[c].valid, int(entry is not None))
+                    if entry is not None:
+                        r, line, scale, fmt, half, length = entry
+                        ctx.set(array.load[c].row, r)
+                        ctx.set(array.load[c].line, int.from_bytes(line.tobytes(), "little"))
+                        ctx.set(array.load[c].scale, scale)
+                        ctx.set(array.load[c].format, int(fmt))
+                        ctx.set(array.load[c].half, half)
+                        ctx.set(array.load[c].length, length)
+                ctx.set(array.result.ready, int(rng is None or rng.random() >= stall))
+                if ctx.get(array.result.valid) and ctx.get(array.result.ready):
+                    found.append([ctx.get(array.result.payload[c]) for c in range(array.cols)])
+                await ctx.tick()
+            ctx.set(array.result.ready, 1)
+            for _ in range(200):
+                if ctx.get(array.result.valid):
+                    found.append([ctx.get(array.result.payload[c]) for c in range(array.cols)])
+                await ctx.tick()
+
+        simulator = Simulator(array)
+        simulator.add_clock(1e-9)
+        simulator.add_testbench(drive)
+        simulator.run()
+        return np.array(found, np.uint32)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tiles_of_changing_formats_back_to_back(seed):
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    bench = Bench(depth=128)
+    for _ in range(14):
+        act_fmt, weight_fmt = FORMATS[rng.integers(7)], FORMATS[rng.integers(7)]
+        m = int(rng.integers(1, 7))
+        k = int(rng.integers(1, ROWS * group_elements(weight_fmt) + 1))
+        n = COLS
+        act, act_scales = random_operand(rng, m, k, act_fmt)
+        weight, weight_scales = random_operand(rng, n, k, weight_fmt)
+        bench.tile(m, act, act_scales, act_fmt, weight, weight_scales, weight_fmt)
+    found = bench.run(stall=0.3, rng=rng)
+    expected = np.array(bench.expected)
+    assert len(expected) and found.shape == expected.shape
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("act_fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize("weight_fmt", FORMATS, ids=lambda f: f.name)
+def test_every_pair(act_fmt, weight_fmt):
+    rng = np.random.default_rng(int(act_fmt) * 8 + int(weight_fmt))
+    bench = Bench()
+    k = ROWS * group_elements(weight_fmt)
+    for m in (1, 3):
+        act, act_scales = random_operand(rng, m, k, act_fmt)
+        weight, weight_scales = random_operand(rng, COLS, k, weight_fmt)
+        bench.tile(m, act, act_scales, act_fmt, weight, weight_scales, weight_fmt)
+    found = bench.run()
+    assert len(found) == 4 and np.array_equal(found, np.array(bench.expected))
