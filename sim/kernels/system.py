@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from golden.formats import SPECS, Format
+from golden.formats import SPECS
 from golden.hbm_layout import LINE_BYTES, unpack_codes
 from golden.kernels.trace import Stored
 from hw.config import ChipConfig
@@ -74,14 +74,9 @@ def program_words(program: Program, config: ChipConfig) -> list[str]:
     return host_words(Region.PROGRAM, 0, lines, np.zeros(len(lines), np.uint8))
 
 
-def stored_bits(fmt: Format) -> int:
-    """Bits that an element takes in tile SRAM."""
-    return 32 if fmt is Format.FP32 else SPECS[fmt].storage_bits
-
-
 def span(buffer: Buffer) -> tuple[int, int]:
     """First tile SRAM line of a buffer and the number of lines to its end."""
-    size = -(-buffer.cols * stored_bits(buffer.fmt) // 8)
+    size = -(-buffer.cols * SPECS[buffer.fmt].storage_bits // 8)
     first = buffer.address // LINE_BYTES
     last = (buffer.at(buffer.rows - 1) + size - 1) // LINE_BYTES
     return first, last - first + 1
@@ -91,19 +86,16 @@ def decode(buffer: Buffer, found: NDArray[np.uint8]) -> Stored:
     """Contents of a buffer from the lines [n, 17] of its span."""
     raw = found[:, :16].reshape(-1)
     offset = buffer.address % LINE_BYTES
-    size = -(-buffer.cols * stored_bits(buffer.fmt) // 8)
+    size = -(-buffer.cols * SPECS[buffer.fmt].storage_bits // 8)
     codes, scales = [], []
-    per_line = LINE_BYTES * 8 // stored_bits(buffer.fmt)
+    per_line = LINE_BYTES * 8 // SPECS[buffer.fmt].storage_bits
     for r in range(buffer.rows):
         start = offset + r * buffer.stride
         padded = np.zeros(-(-size // LINE_BYTES) * LINE_BYTES, np.uint8)
         padded[:size] = raw[start : start + size]
         lines = padded.reshape(-1, LINE_BYTES)
-        if buffer.fmt is Format.FP32:
-            codes.append(lines.reshape(-1).view("<u4")[: buffer.cols])
-        else:
-            codes.append(unpack_codes(lines, buffer.fmt)[: buffer.cols])
-        if buffer.fmt is not Format.FP32 and SPECS[buffer.fmt].scaled:
+        codes.append(unpack_codes(lines, buffer.fmt)[: buffer.cols])
+        if SPECS[buffer.fmt].scaled:
             first = start // LINE_BYTES
             blocks = np.arange(-(-buffer.cols // 32)) * 32 // per_line
             scales.append(found[first + blocks, 16])

@@ -87,12 +87,12 @@ class TileMemory:
         of a matmul with weights of that format.
         """
         config = self.config
-        bits = SPECS[fmt].storage_bits if fmt is not Format.FP32 else 32
+        bits = SPECS[fmt].storage_bits
         unit = max(LINE_BYTES, config.lanes * bits // 8)
         if weight is not None:
             unit = max(unit, LINE_BYTES * config.rows * lines_per_group(fmt, weight))
         size = -(-cols * bits // 8)
-        stride = align_up(size, unit) if rows > 1 or weight is not None else size
+        stride = align_up(size, unit)
         made = Buffer(name, self._take_sram(name, align_up(rows * stride, unit), unit), rows, cols,
                       fmt, stride)
         self.buffers[name] = made
@@ -103,13 +103,32 @@ class TileMemory:
         """A buffer whose rows follow each other without a gap, so that it is also one long row."""
         flat = self.buffer(name, 1, rows * cols, fmt, weight)
         made = Buffer(name, flat.address, rows, cols, fmt,
-                      cols * (32 if fmt is Format.FP32 else SPECS[fmt].storage_bits) // 8)
+                      cols * SPECS[fmt].storage_bits // 8)
         self.buffers[name] = made
         return made
 
     def scalars(self, name: str, count: int) -> Buffer:
         """A vector of FP32 scalars, one per row of something else."""
         return self.buffer(name, 1, count)
+
+    def mark(self) -> int:
+        """The tile SRAM that is taken so far, for `rewind`."""
+        return self._sram
+
+    def rewind(self, mark: int) -> None:
+        """Frees the tile SRAM that was taken since `mark`; its buffers are forgotten."""
+        self._sram = mark
+        self.buffers = {name: b for name, b in self.buffers.items() if b.address < mark}
+
+    def snapshot(self) -> "TileMemory":
+        """The images as they are now, for a run that is one of several."""
+        copy = TileMemory(self.config)
+        copy.sram_images, copy.kv_images = list(self.sram_images), list(self.kv_images)
+        return copy
+
+    def forget(self) -> None:
+        """Drops the images: a later run finds in memory what earlier ones left."""
+        self.sram_images, self.kv_images = [], []
 
     def _take_sram(self, name: str, size: int, unit: int) -> int:
         address = align_up(self._sram, unit)
@@ -150,8 +169,7 @@ class TileMemory:
         """Puts contents into a buffer before the start."""
         lines, scales = activation_rows(stored.codes, stored.scales, stored.fmt)
         raw = lines.reshape(len(lines), -1)
-        size = -(-buffer.cols * (32 if buffer.fmt is Format.FP32
-                                 else SPECS[buffer.fmt].storage_bits) // 8)
+        size = -(-buffer.cols * SPECS[buffer.fmt].storage_bits // 8)
         if buffer.stride % LINE_BYTES == 0:
             for r in range(buffer.rows):
                 self.sram_images.append((buffer.at(r) // LINE_BYTES, lines[r], scales[r]))

@@ -32,6 +32,11 @@ class Work:
     def vectors(self, config: TileConfig, rows: int, cols: int) -> None:
         self.vector += rows * -(-cols // config.lanes)
 
+    def include(self, other: "Work") -> None:
+        """Adds the work of another program of the same tile."""
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+
     def roofline(self) -> tuple[str, Fraction]:
         """Name and cycles of the resource that takes longest."""
         name = max((f.name for f in fields(self)), key=lambda n: getattr(self, n))

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`jalapeno sim layer`: a GPT-OSS decoder layer, token by token from an empty KV cache."""
+
+from dataclasses import replace
+
+import numpy as np
+from golden.bounds import layer_bound
+from numpy.typing import NDArray
+
+from golden import fp32
+from golden.formats import Format
+from golden.kernels.attention import chunks, window_slots
+from golden.kernels.layer import LayerCache, LayerShape, LayerWeights, layer, rope_rows
+from golden.kernels.moe import Expert, Matrix
+from golden.kernels.trace import Machine, Stored, Trace
+from golden.models import GPT_OSS_120B
+from golden.reference.rope import rope_tables, yarn_inv_freq
+from hw.config import TileConfig
+from sim.errors import InputError
+from sim.kernels.attention import CHUNK, check_heads
+from sim.kernels.attention import OPTIONS as ATTENTION_OPTIONS
+from sim.kernels.moe import OPTIONS as MOE_OPTIONS
+from sim.kernels.moe import check_gate
+from sim.kernels.results import kernel_result, largest_error
+from sim.kernels.system import Check, TileRun, simulate
+from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option
+from sim.kernels.vectors import gptoss_layer0
+from sim.programs.attention import KvRegion
+from sim.programs.builder import TileProgram
+from sim.programs.layer import LayerPlace
+from sim.programs.layer import layer as program
+from sim.programs.memory import Buffer, TileMemory, align_up
+from sim.programs.moe import place_experts, place_matrix
+from sim.programs.work import Work
+
+# The sizes of `gptoss_layer0`; with these the layer runs on that file's tokens and weights.
+DEFAULTS = {
+    "heads": 4, "kv_heads": 2, "head_dim": 16, "window": 8, "tokens": 16, "hidden": 64,
+    "intermediate": 64, "experts": 8, "top_k": 2, "context": 16,
+}
+DOCS = {
+    "context": "tokens that the cache holds without a window", "tokens": "tokens decoded",
+}
+OPTIONS = {
+    name: replace(option, default=DEFAULTS.get(name, option.default),
+                  doc=DOCS.get(name, option.doc))
+    for name, option in (ATTENTION_OPTIONS | MOE_OPTIONS).items()
+} | {"act": Option("bf16", "format of the experts' activations", choices=("bf16",))}
+
+
+def random_layer(rng: np.random.Generator, shape: LayerShape, tokens: int, size: int, count: int,
+                 weight_fmt: Format, lanes: int
+                 ) -> tuple[LayerWeights, NDArray, NDArray, NDArray]:
+    """Weights, residual stream [tokens, hidden] and RoPE tables [tokens, head_dim / 2]."""
+
+    def weights(*dims: int) -> NDArray[np.float32]:
+        return (rng.standard_normal(dims) / np.sqrt(dims[-1])).astype(np.float32)
+
+    def near_one(n: int) -> NDArray[np.float32]:
+        return (1 + 0.1 * rng.standard_normal(n)).astype(np.float32)
+
+    hidden, dim = shape.hidden, shape.head_dim
+    width = (shape.heads + 2 * shape.kv_heads) * dim
+    made = LayerWeights(
+        near_one(hidden), Matrix.of(weights(width, hidden), Format.BF16, 0.1 * weights(width)),
+        rng.standard_normal(shape.heads).astype(np.float32),
+        Matrix.of(weights(hidden, shape.heads * dim), Format.BF16, 0.1 * weights(hidden)),
+        near_one(hidden),
+        Matrix.of(weights(count, hidden), Format.BF16, weights(count)),
+        [Expert.of(weights(2 * size, hidden), weights(2 * size), weights(hidden, size),
+                   weights(hidden), weight_fmt, lanes) for _ in range(count)])
+    rope = GPT_OSS_120B.attention.rope
+    frequencies = yarn_inv_freq(dim, rope.theta, rope.factor, rope.original_positions,
+                                rope.beta_fast, rope.beta_slow, rope.truncate)
+    cos, sin = rope_tables(np.arange(tokens), frequencies, rope.scale)
+    xs = rng.standard_normal((tokens, hidden)).astype(np.float32)
+    return made, xs, cos.astype(np.float32), sin.astype(np.float32)
+
+
+def vector(memory: TileMemory, name: str, values: NDArray, rows: int = 1) -> Buffer:
+    """An FP32 buffer with contents."""
+    codes = fp32.bits(np.asarray(values, np.float32)).reshape(rows, -1)
+    return memory.fill(memory.buffer(name, *codes.shape), Stored(codes, Format.FP32))
+
+
+def place_layer(p: TileProgram, shape: LayerShape, weights: LayerWeights) -> LayerPlace:
+    """Puts a layer's weights into HBM and tile SRAM."""
+    memory = p.memory
+    qkv, qkv_bias = place_matrix(memory, "qkv", weights.qkv, stream=True)
+    output, output_bias = place_matrix(memory, "output", weights.output, stream=True)
+    router, router_bias = place_matrix(memory, "router", weights.router, stream=True)
+    return LayerPlace(
+        vector(memory, "attention_norm", weights.attention_norm), qkv, qkv_bias,
+        vector(memory, "sinks", weights.sinks, shape.kv_heads), output, output_bias,
+        vector(memory, "moe_norm", weights.moe_norm), router, router_bias,
+        place_experts(memory, weights.experts),
+        [KvRegion.allocate(p, f"kv{g}", shape.ring, shape.head_dim)
+         for g in range(shape.kv_heads)])
+
+
+def inputs(request: KernelRequest, tile: TileConfig
+           ) -> tuple[LayerShape, LayerWeights, NDArray, NDArray, NDArray]:
+    """Shape, weights, tokens [T, hidden] and RoPE tables of the settings."""
+    s = request.settings
+    sizes = {name: int(s[name]) for name in DEFAULTS}
+    weight_fmt = next(f for f in Format if f.name.lower().replace("_", "-") == s["weight"])
+    window = sizes["window"] or None
+    unit = max(8, tile.cols)
+    ring = align_up(sizes["context"] if window is None else window, unit)
+    if window is None and sizes["tokens"] > sizes["context"]:
+        raise InputError("tokens", sizes["tokens"],
+                         f"the cache holds context = {sizes['context']}", "take a larger context")
+    check_heads(tile.lanes, sizes["heads"], sizes["kv_heads"], sizes["head_dim"])
+    check_gate(tile.max_experts, tile.max_topk, sizes["experts"], sizes["top_k"])
+    if sizes == DEFAULTS:
+        shape, weights, xs, cos, sin = gptoss_layer0(tile.lanes, weight_fmt)
+        return replace(shape, ring=ring, chunk=CHUNK), weights, xs, cos, sin
+    shape = LayerShape(
+        sizes["hidden"], sizes["heads"], sizes["kv_heads"], sizes["head_dim"], window, ring,
+        sizes["top_k"], GPT_OSS_120B.rms_norm_eps, CHUNK)
+    made = random_layer(np.random.default_rng(request.seed), shape, sizes["tokens"],
+                        sizes["intermediate"], sizes["experts"], weight_fmt, tile.lanes)
+    return shape, *made
+
+
+def run(request: KernelRequest) -> KernelResult:
+    """Every token is one run of a program of its own; the KV cache stays in the KV SRAM."""
+    tile = request.config.tile
+    shape, weights, xs, cos, sin = inputs(request, tile)
+    machine = Machine(tile.rows, tile.lanes)
+    memory = TileMemory(tile)
+    first = TileProgram(memory)
+    place = place_layer(first, shape, weights)
+    mark = memory.mark()
+    cache = LayerCache.empty(shape)
+    runs, works, outputs, ids = [], Work(), [], []
+    for t, x in enumerate(xs):
+        memory.rewind(mark)
+        if t:
+            memory.forget()
+        p = TileProgram(memory)
+        cosine, sine = rope_rows(cos[t], sin[t])
+        given = vector(memory, "x", x)
+        cosines, sines = vector(memory, "cosine", cosine), vector(memory, "sine", sine)
+        slot = cache.length % shape.ring
+        trace = Trace()
+        outputs.append(layer(machine, trace, shape, weights, cache, x, cos[t], sin[t]))
+        ids.append(trace.buffers["gate.ids"].codes[0].astype(np.int64))
+        valid = window_slots(cache.length, shape.ring, shape.window)
+        parts = chunks(len(valid), valid, shape.chunk)
+        program(p, shape, place, given, cosines, sines, slot, parts)
+        works.include(p.work)
+        checks = [Check(memory.buffers[name], kept) for name, kept in trace.buffers.items()]
+        runs.append(TileRun([p.finish()], [memory.snapshot()], checks))
+    reference, bound = layer_bound(shape, weights, xs, cos, sin, np.stack(ids))
+    error, limit = largest_error(np.stack(outputs), reference, bound)
+    result = simulate(request, [memory], runs)
+    return kernel_result("layer", request, request.settings, result, [works], error, limit)
+
+
+KERNEL = Kernel("layer", "a GPT-OSS decoder layer, decoded token by token", OPTIONS, run)
