@@ -112,11 +112,11 @@ class Source:
 
 SOURCES_OF = {
     "dense": Source(
-        "dense GEMM", "gemm", "gemm with weights=sram and m of 32 or more",
+        "dense GEMM", "gemm", "gemm m>=32 weights=sram",
         lambda s: s["weights"] == "sram" and s["split"] == "none" and s["m"] >= 32,
         gemm_array, "array"),
     "stream": Source(
-        "streamed GEMM, m=1", "gemm", "gemm with m=1 weights=hbm",
+        "streamed GEMM, m=1", "gemm", "gemm m=1 weights=hbm",
         lambda s: s["weights"] == "hbm" and s["split"] == "none" and s["m"] == 1,
         gemm_stream, "HBM"),
     "attention": Source(
@@ -169,8 +169,7 @@ def measurements(records: Sequence[Record]) -> dict[str, Measurement]:
 
 def missing(keys: Iterable[str]) -> str:
     """What to say when sources have no record."""
-    wanted = ", ".join(SOURCES_OF[key].wanted for key in keys)
-    return f"no record on {CONFIG} of {wanted} (jalapeno cycles --update records what is listed)"
+    return f"no cycles are recorded of {', '.join(SOURCES_OF[key].wanted for key in keys)}"
 
 
 def figures(found: Mapping[str, Measurement]) -> list[Figure]:
@@ -187,5 +186,6 @@ def figures(found: Mapping[str, Measurement]) -> list[Figure]:
                        f"{float(one.least):.1f} / {one.cycles} cycles"),
             ]
         else:
-            rows.append(Figure("all", name, None, "", "measured", missing([key])))
+            rows.append(Figure("all", name, None, "", "measured", f"{missing([key])} on {CONFIG};"
+                               " record them with jalapeno cycles --update"))
     return rows
