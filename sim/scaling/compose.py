@@ -18,7 +18,7 @@ from sim.scaling.step import ROOFLINE, Fractions, Step, decode_step, fractions
 HOW = {
     "matrices": "non-expert weights: bytes / slices / HBM rate / streamed GEMM's fraction",
     "experts": "chosen experts: bytes / slices / HBM rate / experts' fraction",
-    "attention": "longer of cache / HBM rate and MAC / array rate, each over its fraction",
+    "attention": "longer of cache / HBM rate and MAC / array rate, each over its fraction; that is GQA's",
     "commands": "layers x what a recorded layer takes beyond these parts",
     "exchange": "layers x exposed collectives x their time",
 }
