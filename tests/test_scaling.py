@@ -94,6 +94,13 @@ def test_largest_record_counts():
     assert measurements(more)["dense"].cycles == 8300
 
 
+def test_load_bound_gemm_is_not_dense():
+    few = Record("gemm", "small", {"m": 2, "n": 128, "k": 1024}, cycles=9999)
+    assert "dense" not in measurements([few])  # 2 rows x 2 slices against 8 weight rows a tile
+    four = Record("gemm", "small", {"m": 4, "n": 128, "k": 1024}, cycles=9999)
+    assert "dense" in measurements([four])
+
+
 def test_commands_explain_the_measured_layer():
     f = fractions(measurements(RECORDS))
     later = [*RECORDS[:-1], Record("layer", "small", LAYER, cycles=120000 + 16 * 100)]

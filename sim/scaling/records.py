@@ -98,6 +98,23 @@ def layer_work(tile: TileConfig, s: Settings) -> Fraction:
     return s["tokens"] * (layer_dense(tile, s) + experts_stream(tile, s))
 
 
+def is_dense(tile: TileConfig, s: Settings) -> bool:
+    """A gemm on one tile from resident weights that the array binds, not the load of weights."""
+    weight = parse_format(s["weight"])
+    return (s["weights"] == "sram" and s["split"] == "none"
+            and gemm_array(tile, s) >= load_cycles(tile, s["n"], s["k"], weight))
+
+
+def is_streamed(tile: TileConfig, s: Settings) -> bool:
+    """A gemm on one tile of a single row, with weights from HBM."""
+    return s["weights"] == "hbm" and s["split"] == "none" and s["m"] == 1
+
+
+def is_any(tile: TileConfig, s: Settings) -> bool:
+    """Every record of the kernel."""
+    return True
+
+
 @dataclass(frozen=True)
 class Source:
     """Where a fraction comes from: a kernel, which of its records, and their roofline cycles."""
@@ -105,24 +122,20 @@ class Source:
     title: str
     kernel: str
     wanted: str
-    matches: Callable[[Settings], bool]
+    matches: Callable[[TileConfig, Settings], bool]
     roofline: Callable[[TileConfig, Settings], Fraction]
     binds: str
 
 
 SOURCES_OF = {
     "dense": Source(
-        "dense GEMM", "gemm", "gemm m>=32 weights=sram",
-        lambda s: s["weights"] == "sram" and s["split"] == "none" and s["m"] >= 32,
-        gemm_array, "array"),
+        "dense GEMM", "gemm", "gemm weights=sram bound by the array", is_dense, gemm_array, "array"),
     "stream": Source(
-        "streamed GEMM, m=1", "gemm", "gemm m=1 weights=hbm",
-        lambda s: s["weights"] == "hbm" and s["split"] == "none" and s["m"] == 1,
-        gemm_stream, "HBM"),
+        "streamed GEMM, m=1", "gemm", "gemm m=1 weights=hbm", is_streamed, gemm_stream, "HBM"),
     "attention": Source(
-        "attention", "attention", "attention", lambda s: True, attention_work, "array or load"),
-    "experts": Source("experts", "moe", "moe", lambda s: True, moe_stream, "HBM"),
-    "layer": Source("decoder layer", "layer", "layer", lambda s: True, layer_work, "HBM"),
+        "attention", "attention", "attention", is_any, attention_work, "array or load"),
+    "experts": Source("experts", "moe", "moe", is_any, moe_stream, "HBM"),
+    "layer": Source("decoder layer", "layer", "layer", is_any, layer_work, "HBM"),
 }
 
 
@@ -155,7 +168,7 @@ def measurements(records: Sequence[Record]) -> dict[str, Measurement]:
                 continue
             settings = KERNELS[record.kernel].settings(
                 {name: str(value) for name, value in record.settings.items()})
-            if not source.matches(settings):
+            if not source.matches(tile, settings):
                 continue
             made = Measurement(source, settings, record.cycles, source.roofline(tile, settings))
             if made.least > made.cycles:
