@@ -7,13 +7,9 @@ from amaranth.lib.wiring import In, Out
 
 from golden.formats import SPECS, Format
 from hw.isa import VECTOR, Function, Kind, Op1, Reduce, Select, operand_layout
+from hw.vector_format import size_bits
 
 LINE_ALIGN = 4  # log2 of the bytes of a line
-
-
-def size_bits(lanes: int, fmt: Format) -> int:
-    """log2 of the bytes of a vector of `lanes` elements of `fmt`."""
-    return (lanes * SPECS[fmt].storage_bits // 8).bit_length() - 1
 
 
 class VectorCheck(wiring.Component):
@@ -72,13 +68,6 @@ class VectorCheck(wiring.Component):
         problem("out", command.store & misaligned(
             command.out_addr, command.out_stride, command.out_format, blocks))
         problem("reduction", (command.reduce != Reduce.NONE) & command.reduce_addr[:2].any())
-
-        scaled = [
-            used & (fmt < Format.BF16) for used, fmt in (
-                (1, command.a_format), (command.b_kind == Kind.VECTOR, command.b_format),
-                (command.d_kind == Kind.VECTOR, command.d_format),
-                (command.store, command.out_format))]
-        problem("scaled", Cat(scaled).any())
 
         outside = Signal()
         with m.Switch(command.permute):

@@ -6,18 +6,16 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
-from golden.formats import CANONICAL_NAN, SPECS, Format
+from golden.formats import SPECS, Format
+from hw.emit import place
 from hw.isa import Kind
 from hw.ports import LINE_ADDRESS_BITS, LINE_BITS, SCALE_BITS, SramClient
+from hw.vector_decode import VectorDecode
+from hw.vector_format import MAX_STEP, width_step
 
 DEPTH = 8  # responses that may be under way or wait; covers the round trip to the tile SRAM
 ROW_BITS = 16
 STRIDE_BITS = 16
-
-
-def width_step(fmt: Format) -> int:
-    """How often an FP32 vector has to be halved to the size of a vector of `fmt`."""
-    return (32 // SPECS[fmt].storage_bits).bit_length() - 1
 
 
 def operand_config() -> data.StructLayout:
@@ -206,13 +204,14 @@ class VectorLoad(wiring.Component):
         ]
         m.d.sync += credits.eq(credits + pop - step)
 
-        # Halve the word, by the address bits from the top, down to four bytes: every format's
-        # vector is one of these halves, a ROW operand's value the last one.
+        # Halve the word, by the address bits from the top: every format's vector is one of these
+        # halves, as is the value of a ROW operand, and the scales of its lines go along.
         head = data.View(part, parts.r_data)
         halves = [words.r_data[:word_bits]]
         scales = [words.r_data[word_bits:]]
-        for bit in reversed(range(2, vector_bits)):
-            for name, values, least in (("half", halves, 32), ("scales", scales, SCALE_BITS)):
+        lane_bits = self.lanes.bit_length() - 1
+        for bit in reversed(range(vector_bits - max(lane_bits, MAX_STEP), vector_bits)):
+            for name, values, least in (("half", halves, 1), ("scales", scales, SCALE_BITS)):
                 whole = values[-1]
                 size = max(len(whole) // 2, least)
                 half = Signal(size, name=f"{name}_{bit}")
@@ -220,30 +219,41 @@ class VectorLoad(wiring.Component):
                 values.append(half)
         selected_valid = Signal()
         selected = Signal(data.ArrayLayout(32, self.lanes), reset_less=True)
+        scale = Signal(data.ArrayLayout(SCALE_BITS, self.lanes), reset_less=True)
+        selected_format = Signal(Format, reset_less=True)
         with m.If(advance):
-            m.d.sync += selected_valid.eq(pop & ~self.stop)
+            m.d.sync += [
+                selected_valid.eq(pop & ~self.stop),
+                selected_format.eq(Mux(head.row, Format.FP32, head.format)),
+            ]
             for i in range(self.lanes):
                 with m.If(head.row):
-                    m.d.sync += selected[i].eq(halves[-1])
-                with m.Elif(head.format == Format.FP32):
-                    m.d.sync += selected[i].eq(halves[0].word_select(i, 32))
-                with m.Else():
-                    m.d.sync += selected[i].eq(
-                        Cat(Const(0, 16), halves[1].word_select(i, 16)))
+                    m.d.sync += selected[i].eq(halves[lane_bits])
+                with m.Else(), m.Switch(head.format):
+                    for fmt in Format:
+                        bits, step = SPECS[fmt].storage_bits, width_step(fmt)
+                        with m.Case(fmt):
+                            m.d.sync += [
+                                selected[i].eq(halves[step].word_select(i, bits)),
+                                scale[i].eq(scales[step].word_select(
+                                    i * bits // LINE_BITS, SCALE_BITS)),
+                            ]
 
         out_valid = Signal()
-        out = Signal(data.ArrayLayout(32, self.lanes), reset_less=True)
         m.d.comb += [
             advance.eq(~out_valid | self.out.ready),
             self.out.valid.eq(out_valid),
-            self.out.payload.eq(out),
         ]
         with m.If(advance):
             m.d.sync += out_valid.eq(selected_valid)
-            for i in range(self.lanes):
-                nan = Signal(name=f"nan_{i}")
-                m.d.comb += nan.eq(selected[i][:31] > 0x7F800000)
-                m.d.sync += out[i].eq(Mux(nan, CANONICAL_NAN, selected[i]))
+        for i in range(self.lanes):
+            decode = VectorDecode()
+            place(m, platform, f"decode{i}", decode)
+            m.d.comb += [
+                decode.enable.eq(advance), decode.format.eq(selected_format),
+                decode.code.eq(selected[i]), decode.scale.eq(scale[i]),
+                self.out.payload[i].eq(decode.value),
+            ]
         with m.If(self.clear):
             m.d.sync += [selected_valid.eq(0), out_valid.eq(0)]
         return m

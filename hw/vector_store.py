@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores of the vector engine: conversion, addresses, and gathering of the rows' reductions."""
 
-from amaranth import Cat, Const, Module, Mux, Signal
+from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
-from golden.formats import Format
-from hw.ports import GRANULE_BITS, GRANULES, LINE_BITS, SramClient
+from golden.formats import SPECS, Format
+from hw.ports import GRANULE_BITS, LINE_BITS, SramClient
+from hw.vector_format import size_bits, width_step
+from hw.vector_quantise import VectorQuantise, block_vectors, vector_entry
 
-QUEUE = 2  # vectors that wait to be written; one per cycle goes through
+QUEUE = 2  # vectors that wait to be written, beside a block; one per cycle goes through
 WORDS = 4  # reductions that wait to be gathered
 
 
@@ -77,21 +79,35 @@ class VectorStore(wiring.Component):
             top = address[vector_bits:32] | address[32].replicate(32 - vector_bits)
             return Cat(Const(0, align), top)
 
+        held = Signal()  # an offer was not taken, and whether it is one of reductions
+        held_choice = Signal(reset_less=True)
+
         # Result vectors, as they are written but for their place in the lines.
         bf16 = Signal()
         base = Signal(33, reset_less=True)
         address = Signal(33, reset_less=True)
         complete = Signal()
-        entry = data.StructLayout({
-            "y": data.ArrayLayout(32, lanes), "present": lanes, "address": 33})
-        m.submodules.queue = queue = SyncFIFO(width=entry.size, depth=QUEUE)
+        entry = vector_entry(lanes, 33)
+        depth = block_vectors(lanes) + QUEUE
+        m.submodules.queue = queue = SyncFIFO(width=entry.size, depth=depth)
+        m.submodules.quantise = quantise = VectorQuantise(lanes, 33, depth)
         new = Signal(entry)
+        scaled = Signal()
+        push = Signal()
+        vector_of_block = Signal(range(max(block_vectors(lanes), 2)))
         m.d.comb += [
             bf16.eq(self.format == Format.BF16),
+            scaled.eq((self.format != Format.BF16) & (self.format != Format.FP32)),
+            push.eq(self.valid & self.enable & self.store & ~self.stop),
+            new.ends.eq(self.last | (vector_of_block == block_vectors(lanes) - 1)),
+            quantise.format.eq(self.format),
+            quantise.measure.eq(push & scaled),
+            quantise.entry.eq(new),
+            quantise.clear.eq(self.stop & ~held),
             new.present.eq(self.present),
             new.address.eq(address),
             queue.w_data.eq(new),
-            queue.w_en.eq(self.valid & self.enable & self.store & ~self.stop),
+            queue.w_en.eq(push),
         ]
         for i in range(lanes):
             rounded = Signal(17, name=f"rounded_{i}")
@@ -102,11 +118,17 @@ class VectorStore(wiring.Component):
                 new.y[i].eq(Mux(bf16, rounded[:16], y)),
             ]
         size = Signal(vector_bits + 1)
-        m.d.comb += size.eq(Mux(bf16, lanes * 2, lanes * 4))
+        with m.Switch(self.format):
+            for fmt in Format:
+                with m.Case(fmt):
+                    m.d.comb += size.eq(1 << size_bits(lanes, fmt))
         next_row = following(base, Cat(Const(0, 2), self.stride), "next_row")
         next_vector = following(address, size, "next_vector")
         with m.If(self.valid & self.enable):
-            m.d.sync += address.eq(next_vector)
+            m.d.sync += [
+                address.eq(next_vector),
+                vector_of_block.eq(Mux(new.ends, 0, vector_of_block + 1)),
+            ]
             with m.If(self.last):
                 m.d.sync += [address.eq(next_row), base.eq(next_row)]
             with m.If(self.final):
@@ -122,8 +144,6 @@ class VectorStore(wiring.Component):
         ready = Signal()
         reduced_all = Signal()
         pop = Signal()
-        held = Signal()  # an offer that was not taken, and whether it is of reductions
-        held_choice = Signal(reset_less=True)
         written = Signal()  # the gathered reductions have been taken
         word = Signal(range(lanes))
         next_target = following(target, 4, "next_target")
@@ -152,6 +172,7 @@ class VectorStore(wiring.Component):
         with m.If(self.start):
             m.d.sync += [
                 base.eq(self.address), address.eq(self.address), complete.eq(0),
+                vector_of_block.eq(0),
                 target.eq(self.reduce_address), row.eq(self.rows), reduced_all.eq(0),
             ]
 
@@ -159,43 +180,65 @@ class VectorStore(wiring.Component):
         choice = Signal()
         taken = Signal()
         head = data.View(entry, queue.r_data)
+        coded = quantise.coded
+        waits = Signal()  # a vector is ready to be written
+        go = Signal()
         m.d.comb += [
+            waits.eq(Mux(scaled, coded.valid, queue.r_rdy)),
             choice.eq(Mux(held, held_choice, ready)),
-            request.valid.eq(Mux(self.stop, held, ready | queue.r_rdy)),
+            request.valid.eq(Mux(self.stop, held, ready | waits)),
             taken.eq(request.valid & request.ready),
             written.eq(taken & choice),
-            queue.r_en.eq(queue.r_rdy & Mux(self.stop & ~held, 1, taken & ~choice)),
+            go.eq(taken & ~choice),
+            quantise.vector.payload.eq(queue.r_data),
+            quantise.vector.valid.eq(queue.r_rdy & scaled & ~self.stop),
+            coded.ready.eq(go),
+            queue.r_en.eq(queue.r_rdy & Mux(
+                self.stop & ~held, 1, Mux(scaled, quantise.vector.ready & ~self.stop, go))),
             self.enable.eq(queue.w_rdy & words.w_rdy),
-            self.quiet.eq(~held & ~queue.r_rdy & ~words.r_rdy & ~ready),
+            self.quiet.eq(~held & ~queue.r_rdy & ~words.r_rdy & ~ready & ~quantise.busy),
             self.finished.eq(
-                complete & ~queue.r_rdy & (~self.reduce | (reduced_all & ~ready))),
+                complete & ~queue.r_rdy & ~quantise.busy & (~self.reduce | (reduced_all & ~ready))),
             request.payload.write.eq(1),
         ]
         m.d.sync += [held.eq(request.valid & ~request.ready), held_choice.eq(choice)]
 
-        lower_half = head.y.as_value()
-        halves = Cat(head.y[i][:16] for i in range(lanes))
-        granules = Signal(self.lines * GRANULES)
+        def slots(address, granules: list, fmt: Format) -> Value:
+            """Write mask: `granules` in the part of the request that `address` means."""
+            step = width_step(fmt)
+            slot = Const(0) if not step else address[vector_bits - step:vector_bits]
+            here = Cat(granules)
+            return Cat(here & (slot == k).replicate(len(here)) for k in range(1 << step))
+
         with m.If(choice):
             m.d.comb += [
                 request.payload.address.eq(line(where)),
                 request.payload.data.eq(gathered),
-                granules.eq(Cat(bit.replicate(32 // GRANULE_BITS) for bit in filled)),
+                request.payload.mask.eq(
+                    Cat(bit.replicate(32 // GRANULE_BITS) for bit in filled)),
             ]
-        with m.Else():
-            m.d.comb += request.payload.address.eq(line(head.address))
-            with m.If(bf16):
-                upper = head.address[vector_bits - 1]
-                m.d.comb += [
-                    request.payload.data.eq(halves.replicate(2)),
-                    granules.eq(Cat(
-                        head.present & (~upper).replicate(lanes),
-                        head.present & upper.replicate(lanes))),
-                ]
-            with m.Else():
-                m.d.comb += [
-                    request.payload.data.eq(lower_half),
-                    granules.eq(Cat(bit.replicate(32 // GRANULE_BITS) for bit in head.present)),
-                ]
-        m.d.comb += request.payload.mask.eq(granules)
+        with m.Else(), m.Switch(self.format):
+            for fmt in Format:
+                spec = SPECS[fmt]
+                bits = spec.storage_bits
+                source = coded.payload if spec.scaled else head
+                elements = source.codes if spec.scaled else source.y
+                share = max(GRANULE_BITS // bits, 1)  # elements of a granule
+                granules = [source.present[i].replicate(max(bits // GRANULE_BITS, 1))
+                            for i in range(0, lanes, share)]
+                with m.Case(fmt):
+                    m.d.comb += [
+                        request.payload.address.eq(line(source.address)),
+                        request.payload.data.eq(Cat(
+                            elements[i][:bits] for i in range(lanes)).replicate(32 // bits)),
+                        request.payload.mask.eq(slots(source.address, granules, fmt)),
+                    ]
+                    if spec.scaled:
+                        # Every line that is touched gets the scale of its block.
+                        for k in range(self.lines):
+                            block = k * spec.codes_per_line % lanes * len(source.scales) // lanes
+                            m.d.comb += [
+                                request.payload.scales[k].eq(source.scales[block]),
+                                request.payload.scale_mask[k].eq(request.payload.mask[k].any()),
+                            ]
         return m
