@@ -121,7 +121,7 @@ class Affine:
         rest = (self.rest + inexact) @ np.abs(weights).T
         return Affine(self.value @ weights.T, self.terms @ weights.T, rest)
 
-    def widened(self, error: ArrayLike) -> "Affine":
+    def widened(self, error: Array | float) -> "Affine":
         """With `error` more that nothing is known of."""
         return Affine(self.value, self.terms, self.rest + error)
 
@@ -129,7 +129,7 @@ class Affine:
         """After `units` FP32 roundings, each of a result of at most this magnitude."""
         return self.widened(growth(units) * self.magnitude + units * FP32_TINY)
 
-    def stored(self, noise: Noise, error: ArrayLike) -> "Affine":
+    def stored(self, noise: Noise, error: Array | float) -> "Affine":
         """With `error` [...] more, which becomes new symbols, one per element, together with `rest`."""
         size = self.value.size
         first = noise.take(size)
