@@ -81,3 +81,47 @@ def cell_vectors(
     nan = fields(NATIVE_FORMAT[act], a)[2].any(axis=1) | (scale_a == SCALE_NAN)
     nan |= fields(NATIVE_FORMAT[weight], w)[2].any(axis=1) | (scale_w == SCALE_NAN)
     return a, w, scale_a, scale_w, psum.astype(np.uint32), nan
+
+
+def packed_vectors(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors [count, 40] bytes for `tests.designs.cell_bank` and the psum bits [count] they
+    give.
+
+    All native pairs in random order, each slice of the group in turn, the rest of the group
+    random; some slices are empty.
+    """
+    vectors = np.zeros((count, 40), np.uint8)
+    want = np.zeros(count, np.uint32)
+    pair = rng.integers(0, len(NATIVE_PAIRS), count)
+    for number, (act, weight) in enumerate(NATIVE_PAIRS):
+        chosen = np.flatnonzero(pair == number)
+        total = len(chosen)
+        a, w, scale_a, scale_w, psum, _ = cell_vectors(rng, act, weight, total)
+        n, parts = a.shape[1], DIGITS[act]
+        j = rng.integers(0, parts, total)
+        group = random_codes(rng, weight, (total, n * parts)).reshape(total, parts, n)
+        group[np.arange(total), j] = w
+        nan_a = fields(NATIVE_FORMAT[act], a)[2].any(axis=1) | (scale_a == SCALE_NAN)
+        nan_w = fields(NATIVE_FORMAT[weight], w)[2].any(axis=1) | (scale_w == SCALE_NAN)
+        empty = rng.integers(0, 16, total) == 0
+        nothing = np.where(empty[:, None], 0, a)
+        flag = (nan_a | nan_w) & ~empty
+        value = cell(act, weight, nothing, w, scale_a, scale_w, flag, psum.view(np.float32))
+        want[chosen] = value.view(np.uint32)
+        vectors[chosen, :16] = line_of(np.repeat(a, DIGITS[weight], axis=1), act)
+        vectors[chosen, 16:32] = line_of(group.reshape(total, -1), weight)
+        vectors[chosen, 32:36] = psum[:, None].view(np.uint8)
+        vectors[chosen, 36], vectors[chosen, 37] = scale_a, scale_w
+        index = j << 1 if parts == 2 else j
+        vectors[chosen, 38] = act | index << 2 | nan_a << 4 | empty << 5 | weight << 6
+        vectors[chosen, 39] = nan_w
+    return vectors, want
+
+
+def line_of(codes: np.ndarray, native: Native) -> np.ndarray:
+    """128-bit lines [count, 16] bytes of codes that fill them, the first in the low bits."""
+    bits = SPECS[NATIVE_FORMAT[native]].bits
+    if bits == 4:
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
+    dtype = "<u2" if bits == 16 else np.uint8
+    return np.ascontiguousarray(codes.astype(dtype)).view(np.uint8)
