@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from golden.bounds import attention_bound, layer_bound, moe_bound
+from golden.bounds.affine import Noise
+from golden.bounds.layer import TokenCache, attend
+from golden.bounds.roundings import stored
 from golden.formats import Format, bf16_to_float32, to_bf16_codes
 from golden.kernels.attention import attention, chunks, window_slots
-from golden.kernels.layer import LayerCache, LayerShape, LayerWeights, layer
+from golden.kernels.layer import LayerCache, LayerShape, LayerWeights, layer, rope_rows
 from golden.kernels.moe import Expert, Matrix, moe
 from golden.kernels.trace import Machine, Trace
 from golden.quantise import dequantise
@@ -355,6 +358,22 @@ def test_full_attention_layer() -> None:
     # The window matters here, or the tests above would not see it.
     windowed, window_bound, _ = vector_bound(Format.MXFP4, 8, 8)
     assert np.any(np.abs(found - windowed) > window_bound)
+
+
+def test_attention_inside_the_layer() -> None:
+    """What attention leaves, before later steps hide it in larger bounds."""
+    shape, weights, xs, cos, sin = gptoss_layer0(SMALL.lanes, Format.MXFP4)
+    held = LayerCache.empty(shape)
+    known: list[TokenCache] = []
+    for x, c, s in zip(xs[:10], cos, sin, strict=False):
+        trace, noise = Trace(), Noise()
+        layer(SMALL, trace, shape, weights, held, x, c, s)
+        cosine, sine = (row.astype(np.float64) for row in rope_rows(c, s))
+        form = attend(shape, weights, known, x.astype(np.float64), cosine, sine, noise)
+        form = stored(form, noise)
+        within(trace.buffers["attended"].values.reshape(-1), form.value, form.bound, 0.15)
+        for name, part in (("key", known[-1].key), ("value", known[-1].value)):
+            within(trace.buffers[name].values, part.value, part.bound, 0.03)
 
 
 def test_a_wrong_choice_of_experts_is_noticed() -> None:

@@ -30,12 +30,13 @@ def attention_bound(
         raise ValueError(f"valid must be [{len(keys)}] with a slot that counts, not {valid!r}")
     wide_keys = bf16_to_float32(keys[valid]).astype(np.float64)
     wide_values = bf16_to_float32(values[valid]).astype(np.float64)
+    # Exact keys and values have no symbols, so that every head can have a count of its own.
+    caches = [CachedTokens([Affine.exact(key) for key in wide_keys[:, g]],
+                           [Affine.exact(value) for value in wide_values[:, g]], Noise())
+              for g in range(kv_heads)]
     reference, bound = [], []
     for head in range(heads):
-        kv_head = head // (heads // kv_heads)
-        noise = Noise()
-        cache = CachedTokens([Affine.exact(key) for key in wide_keys[:, kv_head]],
-                             [Affine.exact(value) for value in wide_values[:, kv_head]], noise)
+        cache, noise = caches[head // (heads // kv_heads)], Noise()
         # Two roundings: of the scale and of the product.
         query = stored(Affine.exact(queries[head]).times(scale).rounded(2), noise)
         scores = scores_of(query, cache, noise)

@@ -78,40 +78,50 @@ def shares_of(logits: Affine) -> Affine:
     return Affine(known.weights, error.terms, rest).rounded(3)
 
 
-class CachedTokens:
-    """Keys and values of one KV head, a form [D] per token with symbols of that token's own.
+class Cached:
+    """Keys or values [T, D] of one KV head, token by token, with symbols of each token's own."""
 
-    The symbols get places among those of the token that attends: the same for all heads of the head's group.
+    def __init__(self, tokens: Sequence[Affine]):
+        self.values = np.stack([token.value for token in tokens])
+        self.rests = np.stack([token.rest for token in tokens])
+        self.radii = np.stack([token.radius for token in tokens])
+        self.terms = [token.terms for token in tokens]
+
+    def forget(self, token: int) -> None:
+        """Makes a token's symbols part of its rest."""
+        self.rests[token] = self.radii[token]
+        self.terms[token] = self.terms[token][:0]
+
+
+class CachedTokens:
+    """Keys and values of one KV head as `Cached`, their symbols placed among those of the token that attends.
+
+    A token's key and value share symbols; `starts` are where they begin. The same places serve all heads of the group.
     """
 
     def __init__(self, keys: Sequence[Affine], values: Sequence[Affine], noise: Noise):
-        self.keys, self.values = list(keys), list(values)
+        self.keys, self.values = Cached(keys), Cached(values)
         self.starts: list[int] = []
-        for i, (key, value) in enumerate(zip(self.keys, self.values, strict=True)):
-            first = noise.take(max(len(key.terms), len(value.terms)))
+        for token, terms in enumerate(zip(self.keys.terms, self.values.terms, strict=True)):
+            first = noise.take(max(map(len, terms)))
             if first is None:
-                self.keys[i], self.values[i] = interval(key), interval(value)
-                first = 0
-            self.starts.append(first)
-
-
-def interval(x: Affine) -> Affine:
-    """The same without symbols."""
-    return Affine(x.value, np.zeros((0, *x.value.shape)), x.radius)
+                self.keys.forget(token)
+                self.values.forget(token)
+            self.starts.append(first or 0)
 
 
 def scores_of(query: Affine, cache: CachedTokens, noise: Noise) -> Affine:
     """Scores [T] of a stored query [D] on cached keys."""
-    keys = np.stack([key.value for key in cache.keys])
-    rests = np.stack([key.rest for key in cache.keys])
-    radii = np.stack([key.radius for key in cache.keys])
-    terms = np.zeros((noise.count, len(keys)))
-    terms[: len(query.terms)] = query.terms @ keys.T
-    for i, (start, key) in enumerate(zip(cache.starts, cache.keys, strict=True)):
-        terms[start : start + len(key.terms), i] += key.terms @ query.value
-    rest = np.abs(keys) @ query.rest + rests @ np.abs(query.value) + radii @ query.radius
-    error = array_error(Format.BF16, Format.BF16, query.magnitude[None], np.abs(keys) + radii)[0]
-    return Affine(keys @ query.value, terms, rest + error)
+    keys = cache.keys
+    terms = np.zeros((noise.count, len(keys.values)))
+    terms[: len(query.terms)] = query.terms @ keys.values.T
+    for token, (start, own) in enumerate(zip(cache.starts, keys.terms, strict=True)):
+        if len(own):
+            terms[start : start + len(own), token] += own @ query.value
+    sizes = np.abs(keys.values)
+    rest = sizes @ query.rest + keys.rests @ np.abs(query.value) + keys.radii @ query.radius
+    error = array_error(Format.BF16, Format.BF16, query.magnitude[None], sizes + keys.radii)[0]
+    return Affine(keys.values @ query.value, terms, rest + error)
 
 
 def with_sink(scores: Affine, sink: float) -> Affine:
@@ -132,18 +142,18 @@ def mixed(scores: Affine, sink: float, cache: CachedTokens, slots: int, noise: N
     units = 2 + 6 + 4 * slots + 4
     known = softmax(with_sink(scores, sink), units)
     tokens, weights = len(scores.value), known.weights
-    values = np.zeros((len(weights), len(cache.values[0].value)))
-    rests, radii = np.zeros(values.shape), np.zeros(values.shape)
-    for i, value in enumerate(cache.values):
-        values[i], rests[i], radii[i] = value.value, value.rest, value.radius
+    # The sink's value is 0.
+    values, rests, radii = (np.pad(part, ((0, len(weights) - tokens), (0, 0))) for part in (
+        cache.values.values, cache.values.rests, cache.values.radii))
     out = weights @ values
     gaps = values - out
 
     first = noise.take(tokens)
     terms = np.zeros((noise.count, len(out)))
     terms[: len(known.factors.terms)] = (known.factors.terms * weights) @ gaps
-    for start, weight, value in zip(cache.starts, weights, cache.values, strict=False):
-        terms[start : start + len(value.terms)] += weight * value.terms
+    for start, weight, own in zip(cache.starts, weights[:tokens], cache.values.terms, strict=True):
+        if len(own):
+            terms[start : start + len(own)] += weight * own
     changed = weights * known.factors.radius + known.single
     rest = (weights * known.factors.rest) @ np.abs(gaps) + weights @ rests + changed @ radii
     rest += known.single @ (np.abs(values) + np.abs(out))
