@@ -134,7 +134,7 @@ class DotMultiply(wiring.Component):
                     lane_signs.append(wire(m, f"lane_sign_{u}_{k}", lane))
                 # The sign of the first lane is left out of the pair and comes back with the quad.
                 opposite = wire(m, f"opposite_{u}", lane_signs[0] ^ lane_signs[1])
-                sums.append(add_or_subtract(m, f"sum_{u}", *terms, opposite, 10))
+                sums.append(add_or_subtract(m, f"sum_{u}", terms[0], terms[1], opposite, 10))
                 signs.append(lane_signs[0])
                 act_8s.append(act_8)
                 nibbles.append(weight_4[0])

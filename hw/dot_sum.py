@@ -59,7 +59,8 @@ class DotMagnitude(wiring.Component):
 
 def normalise(m: Module, name: str, value: Value) -> tuple[Signal, Signal]:
     """`value` shifted until its top bit is set, and by how much (all ones at most, for zero)."""
-    width, count = len(value), []
+    width = len(value)
+    count: list[Signal] = []
     for k in reversed(range((width - 1).bit_length())):
         step = 1 << k
         empty = wire(m, f"{name}_empty_{step}", ~value[width - step :].any())

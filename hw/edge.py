@@ -5,7 +5,7 @@ Elements beyond the end of the contraction turn into zeros here, so that a NaN l
 influences nothing, and formats that are not native are recoded without loss (`hw.recode`).
 """
 
-from amaranth import Cat, Const, Module, Mux, Signal, Value
+from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP32 partial sum plus a dot product with unbounded exponent: three combinational stages."""
 
-from amaranth import Cat, Const, Module, Mux, Signal, signed
+from amaranth import Cat, Const, Module, Mux, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 

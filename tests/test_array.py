@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matmul array against the bit-exact model: weight tiles back to back, loads under compute."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from amaranth.sim import Simulator
@@ -164,3 +166,73 @@ def test_every_pair(act_fmt, weight_fmt):
         bench.tile(m, act, act_scales, act_fmt, weight, weight_scales, weight_fmt)
     found = bench.run()
     assert len(found) == 4 and np.array_equal(found, np.array(bench.expected))
+
+
+ONE, BIG, NAN = 0x3F80, 0x4280, 0x7FC1  # BF16 codes of 1, 64 and a NaN
+
+
+def line_of(codes):
+    """A line with the given BF16 codes."""
+    return np.array(codes, "<u2").view(np.uint8)
+
+
+def one_slice(bench, at, codes, count, swap=1, scale=127):
+    """Slice 0 of a BF16 tile, alone a result: every row has the activations `codes`."""
+    line = line_of([*codes, *[0] * (8 - len(codes))])
+    bench.slices[at] = dict(
+        fields=[(line, scale, 0)] * bench.array.rows, act_format=Format.BF16,
+        weight_format=Format.BF16, index=0, n_bits=32, count=count, swap=swap, acc_index=0,
+        first=1, last=1)
+
+
+def load_row(bench, at, row, codes, length=8):
+    bench.loads[at] = [(row, line_of(codes), 127, Format.BF16, 0, length)] * bench.array.cols
+
+
+def load_ones(bench, start):
+    for row in range(bench.array.rows):
+        load_row(bench, start + row, row, [ONE] * 8)
+
+
+def floats(found):
+    return found.view(np.float32)[:, 0].tolist()
+
+
+def test_distances_of_load_and_swap_are_exact():
+    """A load late enough after a swap is for the next tile, a swap late enough after a load takes
+    it; one cycle less and it is the other way round.
+    """
+    bench = Bench(rows=3, cols=2)
+    all_ones, one_big = 2 * 3.0, 2 * (2 + 64.0)
+    want = []
+    for number, (row, early) in enumerate(product(range(3), range(2))):
+        start = 120 * number
+        load_ones(bench, start)
+        one_slice(bench, start + 40, [ONE, ONE], 24)
+        load_row(bench, start + 40 + MatmulArray.load_after_swap(row) - early, row, [BIG] * 8)
+        want.append(one_big if early else all_ones)
+        load_ones(bench, start + 60)
+        load_row(bench, start + 90, row, [BIG] * 8)
+        swap = start + 90 + MatmulArray.swap_after_load(row) - early
+        one_slice(bench, swap, [ONE, ONE], 24)
+        want.append(all_ones if early else one_big)
+    found = bench.run()
+    assert floats(found) == want and (found == found[:, :1]).all()
+
+
+def test_stale_and_masked_nans_influence_nothing():
+    """NaN weights of a tile before, in rows that are not loaded, and beyond the end on both sides."""
+    bench = Bench(rows=3, cols=2)
+    for row in range(3):
+        load_row(bench, row, row, [NAN] * 8)
+    one_slice(bench, 20, [ONE, ONE], 24)
+    # Nine elements: all of row 0 and one of row 1; row 2 keeps its NaN.
+    load_row(bench, 30, 0, [ONE] * 8)
+    load_row(bench, 33, 1, [BIG, *[NAN] * 7], length=1)
+    one_slice(bench, 50, [ONE, NAN], 8)  # row 0 has a NaN that counts
+    one_slice(bench, 51, [ONE, ONE], 9, swap=0)
+    one_slice(bench, 52, [ONE, ONE], 8, swap=0)
+    one_slice(bench, 53, [ONE, NAN], 1, swap=0)
+    found = bench.run()
+    assert found[0, 0] == 0x7FC00000 and found[1, 0] == 0x7FC00000
+    assert floats(found[2:]) == [2.0 + 64.0, 2.0, 1.0]
