@@ -199,7 +199,8 @@ class VectorStore(wiring.Component):
             self.quiet.eq(~held & ~queue.r_rdy & ~words.r_rdy & ~ready & ~quantise.busy),
             self.finished.eq(
                 complete & ~queue.r_rdy & ~quantise.busy & (~self.reduce | (reduced_all & ~ready))),
-            request.payload.write.eq(1),
+            # A constant bit of a signal with other drivers would never be evaluated in Verilog.
+            request.payload.write.eq(request.valid),
         ]
         m.d.sync += [held.eq(request.valid & ~request.ready), held_choice.eq(choice)]
 
