@@ -28,8 +28,9 @@ class VectorEngine(wiring.Component):
     shares the port with a vector operand or another ROW operand.
 
     A command's loads begin when the writes of the one before have been taken. With a memory that never
-    makes it wait, a command of V vectors is done V + `latency(...)` cycles after it was taken; the next
-    command, if it waits already, starts in the cycle before `done`.
+    makes it wait, a command of V vectors is done 28 + V cycles after it was taken; `FunctionUnit.LATENCY`
+    more with a function, `VectorReduce.latency` + 1 more with a reduction, some for the last block of
+    an MX result. A command that waits already is done 3 cycles sooner, counted from the `done` before.
 
     The pipeline stands still as a whole, and only while the memory does not take its writes; loads
     wait by credits. An access out of range ends the command: what is under way is thrown away, `done`
