@@ -215,13 +215,22 @@ class Result:
 
 
 def run(engine: VectorEngine, memory: Memory, commands: list[dict[str, int]], *,
-        stall: float = 0.0, seed: int = 0, limit: int = 20_000, prepare=None, check=None) -> Result:
+        stall: float | dict[str, float] = 0.0, seed: int = 0, limit: int = 20_000,
+        prepare=None, check=None) -> Result:
     """Executes `commands` on `memory`; `check(i)` is called after command i, in its `done` cycle.
 
-    `prepare(i)`, if given, makes command i when the one before is done, instead of `commands`.
+    `stall` is the probability of a cycle without a command or room, or one for each of "command",
+    "a", "b" and "out". `prepare(i)`, if given, makes command i when the one before is done, instead
+    of `commands`.
     """
     rng = np.random.default_rng(seed)
+    names = ("command", "a", "b", "out")
+    stalls = stall if isinstance(stall, dict) else dict.fromkeys(names, stall)
     result = Result()
+
+    def stalled(name: str) -> bool:
+        return bool(stalls.get(name)) and rng.random() < stalls[name]
+
     lines = engine.config.vector_lines
     total = len(memory.scales)
     ports = {"a": engine.a, "b": engine.b, "out": engine.out}
@@ -267,11 +276,11 @@ def run(engine: VectorEngine, memory: Memory, commands: list[dict[str, int]], *,
                     prepare is None or len(result.done) == index):
                 fetched = prepare(index) if prepare else commands[index]
                 ctx.set(control.command.payload, fetched)
-            offer = fetched is not None and (stall == 0 or rng.random() > stall)
+            offer = fetched is not None and not stalled("command")
             ctx.set(control.command.valid, offer)
             ready = {}
             for name, port in ports.items():
-                ready[name] = stall == 0 or rng.random() > stall
+                ready[name] = not stalled(name)
                 ctx.set(port.request.ready, ready[name])
                 answer = pipes[name].pop()
                 ctx.set(port.fault, answer is not None and answer[2])
