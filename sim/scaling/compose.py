@@ -12,7 +12,7 @@ from sim.errors import InputError, ToolError
 from sim.scaling.assumptions import Assumptions
 from sim.scaling.figures import Figure
 from sim.scaling.published import published
-from sim.scaling.records import SOURCES_OF, figures, measurements, missing
+from sim.scaling.records import SOURCES_OF, figures, measurements
 from sim.scaling.step import ROOFLINE, Fractions, Step, decode_step, fractions
 
 HOW = {
@@ -45,9 +45,10 @@ def model_figures(model: ModelConfig, a: Assumptions, f: Fractions, found: Colle
 
     def figure(title: str, value: float, unit: str, how: str, needs: Collection[str] = (),
                source: str = "derived") -> Figure:
-        lacks = [need for need in needs if need not in found]
+        lacks = dict.fromkeys(SOURCES_OF[need].kernel for need in needs if need not in found)
         if lacks:
-            return Figure(name, title, None, unit, source, f"not computed: {missing(lacks)}")
+            how = f"needs records of {', '.join(lacks)}; see above"
+            return Figure(name, title, None, unit, source, how)
         return Figure(name, title, value, unit, source, how)
 
     least = decode_step(model, a, ROOFLINE)

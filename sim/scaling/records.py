@@ -5,7 +5,7 @@ Of several records of a kernel the one with the most work counts, since it is ne
 run. A missing record gives no number, only its name.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -180,11 +180,6 @@ def measurements(records: Sequence[Record]) -> dict[str, Measurement]:
     return found
 
 
-def missing(keys: Iterable[str]) -> str:
-    """What to say when sources have no record."""
-    return f"no cycles are recorded of {', '.join(SOURCES_OF[key].wanted for key in keys)}"
-
-
 def figures(found: Mapping[str, Measurement]) -> list[Figure]:
     """Cycles and fraction of every source, or that it is missing."""
     rows = []
@@ -199,6 +194,7 @@ def figures(found: Mapping[str, Measurement]) -> list[Figure]:
                        f"{float(one.least):.1f} / {one.cycles} cycles"),
             ]
         else:
-            rows.append(Figure("all", name, None, "", "measured", f"{missing([key])} on {CONFIG};"
-                               " record them with jalapeno cycles --update"))
+            rows.append(Figure(
+                "all", name, None, "", "measured", f"no record of {source.wanted} on {CONFIG}; "
+                "record one with jalapeno cycles --update"))
     return rows
