@@ -2,6 +2,7 @@
 """The scaling model: its sums against `golden.traffic`, sources, missing records, impossible results."""
 
 import json
+from importlib import import_module
 
 import pytest
 
@@ -11,12 +12,21 @@ from hw.config import preset
 from sim import cli
 from sim.cycles import Record
 from sim.errors import InputError, ToolError
+from sim.kernels import KERNELS
 from sim.kernels.types import MODELS as NAMES
-from sim.kernels.types import SOURCES
+from sim.kernels.types import SOURCES, KernelRequest
 from sim.scaling import throughput
 from sim.scaling.assumptions import Assumptions
 from sim.scaling.published import published
-from sim.scaling.records import SOURCES_OF, measurements
+from sim.scaling.records import (
+    SOURCES_OF,
+    attention_work,
+    gemm_array,
+    gemm_stream,
+    layer_work,
+    measurements,
+    moe_stream,
+)
 from sim.scaling.step import ROOFLINE, Fractions, decode_step, fractions, layer_step, sums, touched
 
 LAYER = {"heads": 4, "kv_heads": 2, "head_dim": 16, "context": 16, "window": 8, "tokens": 16,
@@ -85,6 +95,25 @@ def test_fractions_of_records():
     # 512 keys of 64 BF16, once as keys and once as values: 2 x 512 rows; 8 queries in the array
     assert found["attention"].least == 2 * 8 * 512 * 64 / (8 * 16 * 2)
     assert all(0 < one.fraction <= 1 for one in found.values())
+
+
+@pytest.mark.parametrize("name, given, resource", [
+    ("gemm", {"m": 64, "n": 128, "k": 256}, "array"),
+    ("gemm", {"m": 1, "n": 128, "k": 256, "act": "bf16", "weights": "hbm"}, "hbm"),
+    ("attention", {"context": 100}, "array"),
+    ("attention", {"context": 300, "window": 128, "heads": 16, "kv_heads": 2}, "array"),
+    ("moe", {}, "hbm"), ("layer", {}, "hbm")], ids=str)
+def test_rooflines_are_those_of_the_programs(monkeypatch, name, given, resource):
+    """The formulas against the commands of the kernel's own tile program, which is not simulated."""
+    work = {}
+    module = import_module(f"sim.kernels.{name}")
+    monkeypatch.setattr(module, "simulate", lambda *args, **options: None)
+    monkeypatch.setattr(module, "kernel_result", lambda *args: work.update(tile=args[4][0]))
+    settings = KERNELS[name].settings({option: str(value) for option, value in given.items()})
+    KERNELS[name].run(KernelRequest(preset("small"), "gpt-oss", settings))
+    formula = {"gemm": gemm_stream if resource == "hbm" else gemm_array,
+               "attention": attention_work, "moe": moe_stream, "layer": layer_work}[name]
+    assert formula(preset("small").tile, settings) == getattr(work["tile"], resource) > 0
 
 
 def test_largest_record_counts():
