@@ -69,10 +69,10 @@ def random_layer(rng: np.random.Generator, shape: LayerShape, tokens: int, size:
         Matrix.of(weights(count, hidden), Format.BF16, weights(count)),
         [Expert.of(weights(2 * size, hidden), weights(2 * size), weights(hidden, size),
                    weights(hidden), weight_fmt, lanes) for _ in range(count)])
-    rope = GPT_OSS_120B.attention.rope
+    rope = GPT_OSS_120B.rope
     frequencies = yarn_inv_freq(dim, rope.theta, rope.factor, rope.original_positions,
                                 rope.beta_fast, rope.beta_slow, rope.truncate)
-    cos, sin = rope_tables(np.arange(tokens), frequencies, rope.scale)
+    cos, sin = rope_tables(np.arange(tokens), frequencies, rope.table_scale)
     xs = rng.standard_normal((tokens, hidden)).astype(np.float32)
     return made, xs, cos.astype(np.float32), sin.astype(np.float32)
 
@@ -117,7 +117,7 @@ def inputs(request: KernelRequest, tile: TileConfig
         return replace(shape, ring=ring, chunk=CHUNK), weights, xs, cos, sin
     shape = LayerShape(
         sizes["hidden"], sizes["heads"], sizes["kv_heads"], sizes["head_dim"], window, ring,
-        sizes["top_k"], GPT_OSS_120B.rms_norm_eps, CHUNK)
+        sizes["top_k"], GPT_OSS_120B.norm_eps, CHUNK)
     made = random_layer(np.random.default_rng(request.seed), shape, sizes["tokens"],
                         sizes["intermediate"], sizes["experts"], weight_fmt, tile.lanes)
     return shape, *made
