@@ -22,7 +22,8 @@ class KvAppend(wiring.Component):
 
     One line per cycle (a value with fewer than 8 columns: 8 / cols cycles), about 10 cycles per
     command besides. Illegal: head_dim of 0 or no multiple of 8, misaligned addresses, neither key nor
-    value. Rows at or beyond the weight stream's ring are an address error; nothing is written then.
+    value. A source beyond the tile SRAM, rows at or beyond the weight stream's ring: an address error;
+    nothing is written then.
     """
 
     def __init__(self, config: TileConfig):
@@ -39,7 +40,7 @@ class KvAppend(wiring.Component):
         col_bits = cols.bit_length() - 1
         command = Signal(self.control.command.payload.shape(), reset_less=True)
         given = self.control.command.payload
-        legal, in_range, faulty = Signal(), Signal(), Signal()
+        legal, in_range = Signal(), Signal()
         lines, tiles = Signal(13, reset_less=True), Signal(16, reset_less=True)
         key_row, value_row = Signal(ROW_BITS + 16, reset_less=True), Signal(
             ROW_BITS + 16, reset_less=True)
@@ -55,8 +56,10 @@ class KvAppend(wiring.Component):
             legal.eq((given.head_dim != 0) & ~given.head_dim[:3].any() & ~given.k_addr[:4].any()
                      & ~given.v_addr[:4].any() & (given.keys | given.values)),
             in_range.eq(
-                (~command.keys | (key_row + lines <= config.stream_base))
-                & (~command.values | (value_row + tiles <= config.stream_base))),
+                (~command.keys | ((key_row + lines <= config.stream_base)
+                                  & (command.k_addr[4:] + lines <= config.sram_lines)))
+                & (~command.values | ((value_row + tiles <= config.stream_base)
+                                      & (command.v_addr[4:] + lines <= config.sram_lines)))),
         ]
 
         # Reads: key lines, then value lines, as far as the buffer has room.
@@ -69,8 +72,6 @@ class KvAppend(wiring.Component):
             buffer.i.valid.eq(self.source.valid), buffer.i.payload.eq(self.source.response.data[0]),
         ]
         m.d.sync += in_flight.eq(in_flight + granted - self.source.valid)
-        with m.If(self.source.fault):
-            m.d.sync += faulty.eq(1)
         with m.If(granted):
             with m.If(read_line == lines - 1):
                 m.d.sync += [read_line.eq(0), read_value.eq(1)]
@@ -108,13 +109,13 @@ class KvAppend(wiring.Component):
             with m.If(last_line):
                 m.d.sync += write_value.eq(1)
 
-        with m.FSM():
+        with m.FSM() as fsm:
             with m.State("IDLE"):
                 m.d.comb += self.control.command.ready.eq(1)
                 with m.If(self.control.command.valid):
                     m.d.sync += [
                         command.eq(given), lines.eq(given.head_dim >> 3),
-                        tiles.eq((given.head_dim + (cols - 1)) >> col_bits), faulty.eq(0),
+                        tiles.eq((given.head_dim + (cols - 1)) >> col_bits),
                     ]
                     m.next = "ROWS"
                     with m.If(~legal):
@@ -149,22 +150,16 @@ class KvAppend(wiring.Component):
             with m.State("SETTLE"):
                 m.d.sync += settle.eq(settle + 1)
                 with m.If(settle == WRITE_DELAY):
-                    m.d.comb += [
-                        self.control.done.eq(1),
-                        self.control.error.eq(
-                            Mux(faulty, Status.ADDRESS_RANGE, Status.RUNNING)),
-                    ]
+                    m.d.comb += self.control.done.eq(1)
                     m.next = "IDLE"
 
-        working = Signal()
-        m.d.comb += working.eq(reading | running)
-        with m.If(~working):
-            m.d.comb += self.control.activity.eq(Mux(
-                self.control.command.valid, Activity.STARVED, Activity.IDLE))
-        with m.Elif(self.append.valid & ~self.append.ready):
-            m.d.comb += self.control.activity.eq(Activity.BLOCKED)
-        with m.Elif(taken):
-            m.d.comb += self.control.activity.eq(Activity.BUSY)
+        activity = self.control.activity
+        with m.If(fsm.ongoing("IDLE")):
+            m.d.comb += activity.eq(Activity.IDLE)
+        with m.Elif(~running | taken):
+            m.d.comb += activity.eq(Activity.BUSY)
+        with m.Elif(self.append.valid):
+            m.d.comb += activity.eq(Activity.BLOCKED)
         with m.Else():
-            m.d.comb += self.control.activity.eq(Activity.STARVED)
+            m.d.comb += activity.eq(Activity.STARVED)
         return m
