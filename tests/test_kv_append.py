@@ -220,7 +220,10 @@ ERRORS = {
     "everything at its largest": (
         command(k_addr=0xFFFF_FFF0, v_addr=0xFFFF_FFF0, slot=0xFF_FFFF, k_base=0xFF_FFFF,
                 v_base=0xFF_FFFF, head_dim=0xFFF8), Status.ADDRESS_RANGE),
-    "row product wraps 24 bits": (command(slot=0x80_0000, head_dim=64), Status.ADDRESS_RANGE),
+    "key row beyond 24 bits": (
+        command(slot=0x80_0000, head_dim=64, values=0), Status.ADDRESS_RANGE),
+    "value row beyond 24 bits": (
+        command(slot=0x80_0000, head_dim=64, keys=0), Status.ADDRESS_RANGE),
 }
 
 

@@ -10,6 +10,7 @@ from amaranth.back import verilog
 from hw.config import TileConfig, preset
 from hw.emit import VerilogPlatform
 from hw.ports import GRANULES, LINE_ADDRESS_BITS, LINE_BITS, SCALE_BITS
+from hw.sram_arbiter import SramArbiter
 from hw.tile_sram import TileSram
 from tests.flat_bench import FlatBench, pack
 
@@ -308,6 +309,39 @@ def test_small_clients_take_turns() -> None:
     assert traffic.conflicts == 0
 
 
+def test_waiting_request_is_held_at_the_shared_port() -> None:
+    """A client that comes later does not replace the request that already waits."""
+    rng = np.random.default_rng(8)
+    count, latency = 3, 2
+    flat = FlatBench(SramArbiter(count, latency))
+    seen: list[int] = []
+
+    async def bench(_: FlatBench) -> None:
+        waiting: set[int] = set()
+        offered = None
+        for _ in range(300):
+            waiting |= {i for i in range(count) if rng.random() < 0.2}
+            for i in range(count):
+                flat.drive[f"clients__{i}__request__valid"] = i in waiting
+                flat.drive[f"clients__{i}__request__payload"] = i
+            flat.drive["sram__request__ready"] = ready = rng.random() < 0.3
+            flat.settle()
+            assert flat["sram__request__valid"] == bool(waiting)
+            if waiting:
+                assert offered is None or flat["sram__request__payload"] == offered
+                offered = flat["sram__request__payload"]
+            taken = [i for i in waiting if flat[f"clients__{i}__request__ready"]]
+            assert taken == ([offered] if ready and waiting else [])
+            if taken:
+                seen.append(taken[0])
+                waiting.discard(taken[0])
+                offered = None
+            await flat.tick()
+
+    flat.run(bench)
+    assert min(seen.count(i) for i in range(count)) > 10
+
+
 @pytest.mark.parametrize("name", ["tiny", "small"])
 def test_emits_verilog_with_one_bank_module(name: str) -> None:
     platform = VerilogPlatform()
@@ -320,6 +354,10 @@ def test_emits_verilog_with_one_bank_module(name: str) -> None:
 
 
 def test_rejects_bad_parameters() -> None:
+    with pytest.raises(ValueError, match="clients must be"):
+        SramArbiter(0, 2)
+    with pytest.raises(ValueError, match="latency must be"):
+        SramArbiter(2, 0)
     with pytest.raises(ValueError, match="patience must be"):
         TileSram(TINY, patience=0)
     with pytest.raises(ValueError, match="sram_banks must be"):
