@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cell of the matmul array: a stationary group of weights times activation slices, added to a partial sum.
+"""Cell of the matmul array: a stationary group of weights times activation slices, added to a
+partial sum.
 
 The arithmetic is that of `golden.matmul.cell`, bit for bit.
 """
@@ -15,17 +16,20 @@ from hw.dot_sum import DotMagnitude, DotRound, DotSum
 from hw.psum_adder import PsumAlign, PsumRound, PsumSum
 from hw.wires import delayed, wire
 
-# A slice of activations: codes repeated as often as the weight has digits; `index` is the slice in the
-# top bits (j, or 2 j where there are two slices); `empty` makes the cell add exactly +0, whatever it holds.
-ACTIVATION = data.StructLayout({
-    "codes": 128,
-    "scale": 8,
-    "native": 2,
-    "index": 2,
-    "nan": 1,
-    "empty": 1,
-    "swap": 1,
-})
+# A slice of activations: codes repeated as often as the weight has digits; `index` is the slice
+# in the top bits (j, or 2 j where there are two slices); `empty` makes the cell add exactly +0,
+# whatever it holds.
+ACTIVATION = data.StructLayout(
+    {
+        "codes": 128,
+        "scale": 8,
+        "native": 2,
+        "index": 2,
+        "nan": 1,
+        "empty": 1,
+        "swap": 1,
+    }
+)
 
 # A stationary group, recoded and masked. `nan`: an element or the scale is not a number.
 WEIGHT = data.StructLayout({"codes": 128, "scale": 8, "native": 2, "nan": 1})
@@ -39,18 +43,14 @@ def load_layout(row_bits: int) -> data.StructLayout:
 class Cell(wiring.Component):
     """One cell; takes a slice and a partial sum every cycle and never stalls.
 
-    `activation` moves on to `activation_out` in one cycle. `psum` belongs to the slice that came at
-    `activation` PSUM_AFTER cycles before; `psum_out` follows it ROW_HOP cycles later. A weight on
-    the load bus whose `row` is the cell's goes into the shadow register and can be taken by a slice with `swap`
-    one cycle later; that slice is the first to be computed with it.
+    `activation` moves on to `activation_out` in one cycle. `psum` belongs to the slice that came
+    at `activation` PSUM_AFTER cycles before; `psum_out` follows it ROW_HOP cycles later. A weight
+    on the load bus whose `row` is the cell's goes into the shadow register and can be taken by a
+    slice with `swap` one cycle later; that slice is the first to be computed with it.
 
-    Members
-    -------
-    row : In(row_bits)
-        The cell's row, a constant.
-    load : In(load_layout(row_bits))
-    activation, activation_out : In/Out(ACTIVATION)
-    psum, psum_out : In/Out(32)
+    Members ------- row : In(row_bits) The cell's row, a constant. load :
+    In(load_layout(row_bits)) activation, activation_out : In/Out(ACTIVATION) psum, psum_out :
+    In/Out(32)
     """
 
     ROW_HOP = 3
@@ -105,36 +105,40 @@ class Cell(wiring.Component):
 
         # Amounts of alignment.
         m.submodules.amounts = amounts = DotAmounts()
-        quads = [delayed(m, f"quad_{q}", multiply.quad[q]) for q in range(QUADS)]
-        pairs = [delayed(m, f"pair_{q}", multiply.pair[q], 2) for q in range(QUADS)]
-        pair_shifts = [delayed(m, f"pair_shift_{q}", multiply.pair_shift[q], 2) for q in range(QUADS)]
-        fixed = delayed(m, "fixed", Cat(act_e2m1, ~act_e2m1 & ~act_bf16 & weight_e2m1))
+        fixed = wire(m, "fixed", act_e2m1 | (~act_bf16 & weight_e2m1))
         m.d.comb += [
+            amounts.fixed.eq(delayed(m, "fixed", fixed)),
+            amounts.unit_in.eq(delayed(m, "scale", multiply.scale)),
             *(amounts.exponent[q].eq(delayed(m, f"exponent_{q}", multiply.exponent[q]))
               for q in range(QUADS)),
-            Cat(amounts.no_shift, amounts.by_pair).eq(fixed),
-            amounts.unit_in.eq(delayed(m, "scale", multiply.scale)),
         ]  # fmt: skip
 
         # Alignment and sum.
         m.submodules.align = align = DotAlign()
+        m.d.comb += [
+            align.inverted.eq(delayed(m, "inverted", multiply.inverted, 2)),
+            align.keep.eq(delayed(m, "keep", amounts.keep)),
+            Cat(align.two_quads, align.four_quads).eq(delayed(m, "spread", spread, 2)),
+        ]
         for q in range(QUADS):
-            kept = wire(m, f"kept_{q}", Mux(amounts.keep[q], quads[q], 0), quads[q].shape())
             m.d.comb += [
-                align.quad[q].eq(delayed(m, f"aligned_quad_{q}", kept)),
+                align.quad[q].eq(delayed(m, f"quad_{q}", multiply.quad[q], 2)),
                 align.shift[q].eq(delayed(m, f"shift_{q}", amounts.shift[q])),
-                align.pair[q].eq(pairs[q]),
-                align.pair_shift[q].eq(pair_shifts[q]),
+                align.pair[q].eq(delayed(m, f"pair_{q}", multiply.pair[q], 2)),
+                align.pair_shift[q].eq(delayed(m, f"pair_shift_{q}", multiply.pair_shift[q], 2)),
             ]
         m.submodules.sum = total = DotSum()
-        for k in range(4):
-            m.d.comb += total.quarter[k].eq(delayed(m, f"quarter_{k}", align.quarter[k]))
-        m.d.comb += Cat(total.two_quads, total.four_quads).eq(delayed(m, "spread", spread, 3))
+        m.d.comb += [
+            total.sum.eq(delayed(m, "sum", align.sum)),
+            total.carry.eq(delayed(m, "carry", align.carry)),
+        ]
         m.submodules.magnitude = magnitude = DotMagnitude()
         m.d.comb += magnitude.total.eq(delayed(m, "total", total.total))
         m.submodules.round = rounding = DotRound()
         m.d.comb += [
+            rounding.sign.eq(delayed(m, "total_sign", magnitude.sign)),
             rounding.magnitude.eq(delayed(m, "magnitude", magnitude.magnitude)),
+            rounding.zeros.eq(delayed(m, "zeros", magnitude.zeros)),
             rounding.unit.eq(delayed(m, "unit", amounts.unit, 4)),
         ]
 
@@ -144,7 +148,7 @@ class Cell(wiring.Component):
         m.submodules.psum_round = psum_round = PsumRound()
         empty = delayed(m, "empty", activation.empty, 5)
         significand = wire(m, "significand", Mux(empty, 0, rounding.significand))
-        sign = wire(m, "sign", delayed(m, "sign", magnitude.sign) & ~empty)
+        sign = wire(m, "sign", rounding.sign & ~empty)
         m.d.comb += [
             psum_align.psum.eq(self.psum),
             psum_align.dot_sign.eq(delayed(m, "dot_sign", sign)),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First stage of a cell's dot product: slice selection, digit products, sums of four lanes, exponents."""
+"""First stage of a cell's dot product: slice selection, digit products, sums of four lanes,
+exponents.
+"""
 
 from amaranth import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
@@ -36,28 +38,19 @@ class DotMultiply(wiring.Component):
     Where the lanes' digits come from, by digits of activation x weight:
 
     - 1 x 1: every lane is a product; all share one exponent, the quads are plain sums.
-    - 2 x 1: a pair is a product and is aligned on its own: the even one in `quad`, the odd one in `pair`.
+    - 2 x 1: a pair is a product and is aligned on its own: the even one in `quad`, the odd one in
+      `pair`.
     - 2 x 2, 4 x 1: a quad is a product.
-    - 4 x 2, 4 x 4: two or four quads are a product, their digits' weights are applied while summing.
+    - 4 x 2, 4 x 4: two or four quads are a product, their digits' weights are applied while
+      summing.
 
-    Members
-    -------
-    act : In(128)
-        Codes of the slice, each repeated as often as the weight has digits.
-    weight : In(128)
-        Codes of the whole group.
-    index : In(2)
-        Slice in the top bits: j, or 2 j where there are two slices.
-    act_native, weight_native : In(Native)
-    act_scale, weight_scale : In(8)
-    quad, pair : Out
-        Signed sums. `pair` is zero except in 2 x 1.
-    exponent : Out
-        Exponent of each quad, 0 where its product is zero (but not in 2 x 1).
-    pair_shift : Out
-        Alignment of each `pair`.
-    scale : Out(signed)
-        Biased FP32 exponent of an aligned one with exponent 0.
+    Members ------- act : In(128) Codes of the slice, each repeated as often as the weight has
+    digits. weight : In(128) Codes of the whole group. index : In(2) Slice in the top bits: j, or
+    2 j where there are two slices. act_native, weight_native : In(Native) act_scale, weight_scale
+    : In(8) quad, pair : Out Signed sums. `pair` is zero except in 2 x 1. inverted : Out Which
+    quads lack a one: they are all bits of a negated sum inverted. exponent : Out Exponent of each
+    quad, 0 where its product is zero (but not in 2 x 1) and in 1 x 1. pair_shift : Out Alignment
+    of each `pair`. scale : Out(signed) Biased FP32 exponent of an aligned one with exponent 0.
     """
 
     def __init__(self) -> None:
@@ -66,6 +59,7 @@ class DotMultiply(wiring.Component):
             "act_native": In(2), "weight_native": In(2),
             "act_scale": In(8), "weight_scale": In(8),
             "quad": Out(signed(QUAD_BITS)).array(QUADS),
+            "inverted": Out(QUADS),
             "pair": Out(signed(PAIR_BITS)).array(QUADS),
             "exponent": Out(EXPONENT_BITS).array(QUADS),
             "pair_shift": Out(SHIFT_BITS).array(QUADS),
@@ -100,9 +94,7 @@ class DotMultiply(wiring.Component):
                 act_8 = act[8 * u : 8 * u + 8]
                 act_4 = [act[8 * u + 4 * k : 8 * u + 4 * k + 4] for k in range(2)]
                 single = Mux(act_bf16, quarter[4 * q : 4 * q + 4], half[4 * u : 4 * u + 4])
-                weight_4 = [
-                    wire(m, f"weight_4_{u}_0", Mux(act_e2m1, weight[8 * u : 8 * u + 4], single))
-                ]
+                weight_4 = [wire(m, f"weight_4_{u}_0", Mux(act_e2m1, weight[8 * u : 8 * u + 4], single))]
                 weight_4.append(
                     wire(m, f"weight_4_{u}_1",
                          Mux(act_e2m1, weight[8 * u + 4 : 8 * u + 8], weight_4[0]))
@@ -118,9 +110,7 @@ class DotMultiply(wiring.Component):
                 digit = wire(m, f"digit_{u}", Mux(
                     weight_bf16, weight_m8[2 * (q & 3) : 2 * (q & 3) + 2], digit_8))  # fmt: skip
                 act_sign = Mux(act_bf16, act_16[15], act_8[7])
-                weight_sign = Mux(
-                    weight_e2m1, weight_4[0][3], Mux(weight_bf16, weight_16[15], weight_8[7])
-                )
+                weight_sign = Mux(weight_e2m1, weight_4[0][3], Mux(weight_bf16, weight_16[15], weight_8[7]))
                 sign = wire(m, f"sign_{u}", act_sign ^ weight_sign)
                 terms, lane_signs = [], []
                 for k in range(2):
@@ -146,8 +136,8 @@ class DotMultiply(wiring.Component):
             alone = wire(m, f"alone_{q}", Mux(by_pair, odd_sum, 0), signed(PAIR_BITS))
             zero = Const(0, signed(2))
             m.d.comb += [
-                self.quad[q].eq(
-                    add_or_subtract(m, f"quad_{q}", zero, magnitude, signs[0], QUAD_BITS)),
+                self.quad[q].eq(magnitude ^ signs[0].replicate(QUAD_BITS)),
+                self.inverted[q].eq(signs[0]),
                 self.pair[q].eq(
                     add_or_subtract(m, f"pair_{q}", zero, alone, signs[1], PAIR_BITS)),
                 self.pair_shift[q].eq(_x4(act_8s[1], act_e5m2) + _x2(nibbles[1]) - 1),
@@ -162,7 +152,7 @@ class DotMultiply(wiring.Component):
             weight_some = Mux(
                 weight_e2m1, _m2(nibbles[0]).any(),
                 Mux(weight_bf16, weight_m8.any(), weight_m4.any()))  # fmt: skip
-            some = wire(m, f"some_{q}", (act_some & weight_some) | by_pair)
+            some = wire(m, f"some_{q}", (act_some & weight_some & ~act_e2m1) | by_pair)
             total = wire(m, f"total_x_{q}", act_x + weight_x, EXPONENT_BITS)
             m.d.comb += self.exponent[q].eq(Mux(some, total, 0))
 

@@ -5,94 +5,94 @@ from amaranth import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hw.dot_align import QUARTER_BITS
+from hw.dot_align import TOTAL_BITS
 from hw.dot_multiply import SCALE_SUM_BITS
 from hw.wires import wire
 
-SUM_BITS = 49  # signed, of the window's exact sum
 SIGNIFICAND_BITS = 24
+COUNT_BITS = 6
+
+
+def leading_zeros(m: Module, name: str, value: Value) -> Signal:
+    """Number of zeros above the top one; for zero, the width or more."""
+    bits = (len(value) - 1).bit_length()
+    rest = Cat(Const(1).replicate((1 << bits) - len(value)), value)
+    count: list[Value] = []
+    for k in reversed(range(bits)):
+        half = 1 << k
+        empty = wire(m, f"{name}_empty_{half}", ~rest[half:].any())
+        rest = wire(m, f"{name}_rest_{half}", Mux(empty, rest[:half], rest[half:]))
+        count.insert(0, empty)
+    return wire(m, f"{name}_count", Cat(count))
 
 
 class DotSum(wiring.Component):
-    """Combinational. Adds the four sums, with the places of weight digits spread over quads.
-
-    `two_quads`: a product spreads over two quads (4 x 2 and 4 x 4), `four_quads`: over four (4 x 4).
-    """
+    """Combinational. Adds sum and carry."""
 
     def __init__(self) -> None:
         super().__init__({
-            "quarter": In(signed(QUARTER_BITS)).array(4),
-            "two_quads": In(1), "four_quads": In(1),
-            "total": Out(signed(SUM_BITS)),
+            "sum": In(TOTAL_BITS), "carry": In(TOTAL_BITS), "total": Out(signed(TOTAL_BITS)),
         })  # fmt: skip
 
     def elaborate(self, platform):
         m = Module()
-        shape = signed(SUM_BITS)
-        halves = []
-        for k in range(2):
-            low, high = self.quarter[2 * k], self.quarter[2 * k + 1]
-            placed = wire(m, f"placed_{k}", Mux(self.two_quads, high << 2, high), shape)
-            halves.append(wire(m, f"half_{k}", low + placed, shape))
-        placed = wire(m, "placed", Mux(self.four_quads, halves[1] << 4, halves[1]), shape)
-        m.d.comb += self.total.eq(halves[0] + placed)
+        m.d.comb += self.total.eq(self.sum + self.carry)
         return m
 
 
 class DotMagnitude(wiring.Component):
-    """Combinational. Sign and magnitude of the sum."""
+    """Combinational. Sign and magnitude of the sum, and the zeros above the magnitude's top one.
+
+    `zeros` is one too many for -2^k: it is counted before the negation's carry.
+    """
 
     def __init__(self) -> None:
         super().__init__({
-            "total": In(signed(SUM_BITS)),
-            "sign": Out(1), "magnitude": Out(SUM_BITS - 1),
+            "total": In(signed(TOTAL_BITS)),
+            "sign": Out(1), "magnitude": Out(TOTAL_BITS - 1), "zeros": Out(COUNT_BITS),
         })  # fmt: skip
 
     def elaborate(self, platform):
         m = Module()
+        flipped = wire(m, "flipped", self.total[:-1] ^ self.sign.replicate(TOTAL_BITS - 1))
         m.d.comb += [
             self.sign.eq(self.total[-1]),
             self.magnitude.eq(Mux(self.sign, -self.total, self.total)),
+            self.zeros.eq(leading_zeros(m, "lead", flipped)),
         ]
         return m
-
-
-def normalise(m: Module, name: str, value: Value) -> tuple[Signal, Signal]:
-    """`value` shifted until its top bit is set, and by how much (all ones at most, for zero)."""
-    width = len(value)
-    count: list[Signal] = []
-    for k in reversed(range((width - 1).bit_length())):
-        step = 1 << k
-        empty = wire(m, f"{name}_empty_{step}", ~value[width - step :].any())
-        moved = Cat(Const(0, step), value[: width - step])
-        value = wire(m, f"{name}_{step}", Mux(empty, moved, value))
-        count.insert(0, empty)
-    return value, wire(m, f"{name}_count", Cat(count))
 
 
 class DotRound(wiring.Component):
     """Combinational. Rounds once, to nearest even, to 24 bits with unbounded exponent.
 
-    `unit` is the biased exponent of the magnitude's bit 0, `exponent` that of the significand's top bit. A
-    zero has significand 0.
+    `unit` is the biased exponent of the magnitude's bit 0, `exponent` that of the significand's
+    top bit. A zero has significand 0.
     """
 
     def __init__(self) -> None:
         super().__init__({
-            "magnitude": In(SUM_BITS - 1), "unit": In(signed(SCALE_SUM_BITS)),
+            "sign": In(1), "magnitude": In(TOTAL_BITS - 1), "zeros": In(COUNT_BITS),
+            "unit": In(signed(SCALE_SUM_BITS)),
             "significand": Out(SIGNIFICAND_BITS), "exponent": Out(signed(SCALE_SUM_BITS)),
         })  # fmt: skip
 
     def elaborate(self, platform):
         m = Module()
-        width = SUM_BITS - 1
-        normal, count = normalise(m, "normal", self.magnitude)
+        width = TOTAL_BITS - 1
+        normal: Value = self.magnitude
+        for k in reversed(range(COUNT_BITS)):
+            step = 1 << k
+            moved = Cat(Const(0, step), normal[: width - step])
+            normal = wire(m, f"normal_{step}", Mux(self.zeros[k], moved, normal))
         cut = width - SIGNIFICAND_BITS
         up = wire(m, "up", normal[cut - 1] & (normal[cut] | normal[: cut - 1].any()))
         rounded = wire(m, "rounded", normal[cut:] + up, SIGNIFICAND_BITS + 1)
+        # A power of two: all ones rounded up, or a negative one, shifted out.
+        power = wire(m, "power", rounded[-1] | (self.sign & ~normal[-1]))
+        top = wire(m, "top", self.unit + (width - 1) - self.zeros, signed(SCALE_SUM_BITS))
         m.d.comb += [
-            # All ones round up to a power of two: only the top bit stays.
-            self.significand.eq(Cat(rounded[:23], rounded[23] | rounded[24])),
-            self.exponent.eq(self.unit + (width - 1) - count + rounded[24]),
+            self.significand.eq(Cat(rounded[: SIGNIFICAND_BITS - 1], normal[-1] | power)),
+            self.exponent.eq(top + power),
         ]
         return m

@@ -7,36 +7,44 @@ from amaranth.lib.wiring import In, Out
 
 from golden.formats import CANONICAL_NAN
 from hw.dot_multiply import SCALE_SUM_BITS
-from hw.dot_sum import SIGNIFICAND_BITS
+from hw.dot_sum import SIGNIFICAND_BITS, leading_zeros
 from hw.wires import wire
 
 GUARDED_BITS = SIGNIFICAND_BITS + 3  # guard, round, sticky
+FRAME_BITS = GUARDED_BITS + 1  # and a carry
+COARSE = (16, 8, 4)  # steps of normalisation in the second stage
+FINE = (2, 1)  # and in the third, which corrects the count by one
 EXPONENT_BITS = 10
 
-ALIGNED = data.StructLayout({
-    "big": SIGNIFICAND_BITS,
-    "small": GUARDED_BITS,
-    "exponent": EXPONENT_BITS,
-    "sign": 1,  # of the operand with the larger exponent
-    "opposite": 1,
-    "infinite": 1,
-    "psum_sign": 1,
-    "nan": 1,
-})
-SUMMED = data.StructLayout({
-    "magnitude": GUARDED_BITS + 1,
-    "exponent": EXPONENT_BITS,
-    "sign": 1,
-    "infinite": 1,
-    "psum_sign": 1,
-    "nan": 1,
-})
+ALIGNED = data.StructLayout(
+    {
+        "big": SIGNIFICAND_BITS,
+        "small": GUARDED_BITS,  # inverted if the signs are opposite
+        "exponent": EXPONENT_BITS,
+        "sign": 1,  # of the big operand
+        "opposite": 1,
+        "infinite": 1,
+        "nan": 1,
+    }
+)
+SUMMED = data.StructLayout(
+    {
+        "frame": FRAME_BITS,
+        "shift": len(FINE),
+        "exponent": EXPONENT_BITS,
+        "sign": 1,
+        "negative": 1,  # the frame is the two's complement of the magnitude
+        "infinite": 1,
+        "nan": 1,
+    }
+)
 
 
 class PsumAlign(wiring.Component):
-    """First stage: the operand with the smaller exponent moves under the other.
+    """First stage: orders the operands and moves the small one under the big one.
 
-    The dot product is significand * 2^(exponent - 150) with significand 0 or at least 2^23.
+    The big operand has the larger magnitude unless it is a subnormal partial sum. The dot product
+    is significand * 2^(exponent - 150) with significand 0 or at least 2^23.
     """
 
     def __init__(self) -> None:
@@ -53,10 +61,14 @@ class PsumAlign(wiring.Component):
         normal = wire(m, "normal", field.any())
         psum_x = wire(m, "psum_x", Cat(field[0] | ~normal, field[1:]))
         psum_m = wire(m, "psum_m", Cat(self.psum[:23], normal))
-        difference = wire(m, "difference", self.dot_exponent - psum_x, signed(12))
+        # Both differences at once: no carry chain waits for the other's sign.
+        shape = signed(SCALE_SUM_BITS + 1)
+        above = wire(m, "above", self.dot_exponent - psum_x, shape)
+        below = wire(m, "below", psum_x - self.dot_exponent, shape)
         zero = wire(m, "zero", ~self.dot_significand[-1])
-        dot_big = wire(m, "dot_big", ~difference[-1] & ~zero)
-        distance = wire(m, "distance", Mux(difference[-1], -difference, difference), 12)
+        larger = wire(m, "larger", self.dot_significand >= psum_m)
+        dot_big = wire(m, "dot_big", ~zero & ~above[-1] & (below[-1] | larger))
+        distance = wire(m, "distance", Mux(above[-1], below, above))
         other = wire(m, "other", Mux(dot_big, psum_m, self.dot_significand))
         moved, sticky = Cat(Const(0, 2), other), Const(0, 1)
         for k in range(5):
@@ -66,21 +78,28 @@ class PsumAlign(wiring.Component):
             moved = wire(m, f"moved_{step}", Mux(distance[k], moved >> step, moved), 26)
         far = wire(m, "far", distance[5:].any())
         infinite = wire(m, "infinite", field.all())
+        opposite = wire(m, "opposite", (self.dot_sign ^ self.psum[31]) & ~infinite)
         m.d.comb += [
             self.aligned.big.eq(Mux(dot_big, self.dot_significand, psum_m)),
-            self.aligned.small.eq(Mux(far, other.any(), Cat(sticky, moved))),
+            self.aligned.small.eq(Mux(far, other.any(), Cat(sticky, moved)) ^ opposite.replicate(GUARDED_BITS)),
             self.aligned.exponent.eq(Mux(dot_big, self.dot_exponent, psum_x)),
-            self.aligned.sign.eq(Mux(dot_big, self.dot_sign, self.psum[31])),
-            self.aligned.opposite.eq(self.dot_sign ^ self.psum[31]),
+            # An infinite partial sum keeps its sign whatever the dot product is.
+            self.aligned.sign.eq(Mux(dot_big & ~infinite, self.dot_sign, self.psum[31])),
+            self.aligned.opposite.eq(opposite),
             self.aligned.infinite.eq(infinite),
-            self.aligned.psum_sign.eq(self.psum[31]),
             self.aligned.nan.eq((infinite & self.psum[:23].any()) | self.dot_nan),
         ]
         return m
 
 
 class PsumSum(wiring.Component):
-    """Second stage: the sum or difference as sign and magnitude. Operands that cancel give +0."""
+    """Second stage: the sum or difference, partly normalised.
+
+    The top bit of the frame has the exponent e + 1, so the shift stops at e, which leaves a
+    subnormal where it is. How far it goes is foreseen from the operands, exactly or one too
+    short. Operands that cancel give +0. The difference is negative only if a subnormal partial
+    sum meets a dot product below the normal numbers; what comes out is subnormal then.
+    """
 
     def __init__(self) -> None:
         super().__init__({"aligned": In(ALIGNED), "summed": Out(SUMMED)})
@@ -88,20 +107,37 @@ class PsumSum(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         aligned, opposite = self.aligned, self.aligned.opposite
-        big = wire(m, "big", Cat(Const(0, 3), aligned.big), signed(GUARDED_BITS + 2))
-        small = wire(m, "small", aligned.small ^ opposite.replicate(GUARDED_BITS))
-        extended = wire(m, "extended", Cat(small, opposite, opposite))
-        total = wire(m, "total", big + extended + opposite, signed(GUARDED_BITS + 2))
-        magnitude = wire(m, "magnitude", Mux(total[-1], -total, total), GUARDED_BITS + 1)
+        # One carry chain: the extra low bit is the carry in of the two's complement.
+        big = wire(m, "big", Cat(Const(0, 3), aligned.big))
+        small = aligned.small
+        total = wire(m, "total", Cat(opposite, big) + Cat(opposite, small), GUARDED_BITS + 2)
+        frame = wire(m, "frame", Cat(total[1:-1], total[-1] & ~opposite))
+        negative = wire(m, "negative", opposite & ~total[-1])
+
+        # A difference in digits -1, 0, 1 begins with 1, -1, -1 ...: the last of these is the
+        # leading place, or the one below it is. In a sum it is one of the top two.
+        differs = wire(m, "differs", ~(big ^ small))
+        minus = wire(m, "minus", ~(big | small))
+        leading = wire(m, "leading", differs & ~Cat(Const(0, 1), minus[:-1]))
+        stop = wire(m, "stop", Cat(
+            aligned.exponent == FRAME_BITS - 1 - i for i in range(FRAME_BITS)))  # fmt: skip
+        foreseen = Mux(opposite, leading, 0)
+        marks = wire(m, "marks", Cat(foreseen, ~opposite) | stop)
+        count = leading_zeros(m, "lead", marks)
+        for step in COARSE:
+            move = count[step.bit_length() - 1]
+            moved = Cat(Const(0, step), frame[: FRAME_BITS - step])
+            frame = wire(m, f"frame_{step}", Mux(move, moved, frame))
+        coarse = wire(m, "coarse", Cat(Const(0, len(FINE)), count[len(FINE) :]))
         m.d.comb += [
-            self.summed.magnitude.eq(magnitude),
-            self.summed.sign.eq(Mux(
-                total.any(), aligned.sign ^ total[-1], aligned.sign & ~opposite)),
-            self.summed.exponent.eq(aligned.exponent),
+            self.summed.frame.eq(frame),
+            self.summed.shift.eq(count),
+            self.summed.exponent.eq(aligned.exponent - coarse),
+            self.summed.sign.eq((aligned.sign ^ negative) & ~(opposite & ~total[1:-1].any())),
+            self.summed.negative.eq(negative),
             self.summed.infinite.eq(aligned.infinite),
-            self.summed.psum_sign.eq(aligned.psum_sign),
             self.summed.nan.eq(aligned.nan),
-        ]  # fmt: skip
+        ]
         return m
 
 
@@ -113,24 +149,32 @@ class PsumRound(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        # The top bit of the frame has exponent e + 1; the shift to the left stops at e, which leaves
-        # a subnormal where it is.
-        width = GUARDED_BITS + 1
-        frame, left = self.summed.magnitude, self.summed.exponent
-        for k in reversed(range(5)):
-            step = 1 << k
-            move = wire(m, f"move_{step}", ~frame[width - step :].any() & (left >= step))
-            moved = Cat(Const(0, step), frame[: width - step])
+        summed = self.summed
+        frame = summed.frame
+        for step in FINE:
+            move = summed.shift[step.bit_length() - 1]
+            moved = Cat(Const(0, step), frame[: FRAME_BITS - step])
             frame = wire(m, f"frame_{step}", Mux(move, moved, frame))
-            left = wire(m, f"left_{step}", left - (move << k), EXPONENT_BITS)
-        up = wire(m, "up", frame[3] & (frame[4] | frame[:3].any()))
-        field = wire(m, "field", Mux(frame[-1], left + 1, 0), EXPONENT_BITS)
-        packed = wire(m, "packed", Cat(frame[4:-1], field) + up, 23 + EXPONENT_BITS)
-        overflow = wire(m, "overflow", packed[23:] >= 255)
-        infinity = Const(0x7F800000, 31)
-        finite = Mux(overflow, infinity, packed[:31])
-        m.d.comb += self.psum.eq(Mux(
-            self.summed.nan, CANONICAL_NAN,
-            Mux(self.summed.infinite, Cat(infinity, self.summed.psum_sign),
-                Cat(finite, self.summed.sign))))  # fmt: skip
+        left = wire(m, "left", summed.exponent - summed.shift, EXPONENT_BITS)
+        first = wire(m, "first", frame[-1])  # else the count was one too short or has stopped
+        further = wire(m, "further", ~first & left.any())
+        frame = wire(m, "frame_last", Mux(further, Cat(Const(0, 1), frame[:-1]), frame))
+        # The increment of a negation and that of rounding are one: a negative frame's tail of t
+        # of 16 parts is a magnitude's tail of 16 - t.
+        kept = wire(m, "kept", frame[4:-1] ^ summed.negative.replicate(23))
+        half = wire(m, "half", frame[3])
+        below = wire(m, "below", frame[:3].any())
+        up = wire(m, "up", Mux(
+            summed.negative, ~half | (~below & kept[0]), half & (below | kept[0])))  # fmt: skip
+        mantissa = wire(m, "mantissa", kept + up, 24)
+        # The field without and with a carry out of the mantissa, in parallel with it. Where
+        # neither of the top two bits is set, the number is subnormal or zero.
+        second = wire(m, "second", frame[-1])
+        above = wire(m, "above", first & ~summed.negative)
+        plain = wire(m, "plain", Mux(above, left + 1, Mux(second, left, 0)), EXPONENT_BITS)
+        carried = wire(m, "carried", Mux(above, left + 2, Mux(second, left + 1, 1)), EXPONENT_BITS)
+        field = wire(m, "field", Mux(mantissa[-1], carried, plain))
+        overflow = wire(m, "overflow", field[8:].any() | field[:8].all())
+        number = Mux(overflow | summed.infinite, Const(0x7F800000, 31), Cat(mantissa[:23], field[:8]))
+        m.d.comb += self.psum.eq(Mux(summed.nan, CANONICAL_NAN, Cat(number, summed.sign)))
         return m
