@@ -22,7 +22,7 @@ from hw.ports import ActivationClient, EngineControl, SramClient, WeightRead
 from hw.result_writer import ResultWriter
 from hw.slice_issuer import ISSUE_LATENCY, SliceIssuer
 from hw.tile_sram import TileSram
-from hw.weight_loader import POSITION_BITS, WeightLoader, load_meta
+from hw.weight_loader import AHEAD, POSITION_BITS, WeightLoader, load_meta, tile_layout
 
 JOBS = 4  # commands in the engine at once
 
@@ -105,7 +105,10 @@ class MatrixEngine(wiring.Component):
                 array.load[c].format.eq(fields.format), array.load[c].half.eq(fields.half),
                 array.load[c].length.eq(fields.length),
             ]
-        wiring.connect(m, loader.tile, issuer.tile)
+        # The loader runs ahead of the issuer by the tiles in this queue.
+        m.submodules.tiles = tiles = StreamFifo(tile_layout(config), AHEAD + 1)
+        wiring.connect(m, loader.tile, tiles.i)
+        wiring.connect(m, tiles.o, issuer.tile)
 
         # Slices and results; a result is reserved when its last slice is issued.
         wiring.connect(m, issuer.activation, wiring.flipped(self.activation))

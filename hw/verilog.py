@@ -63,7 +63,7 @@ def _yosys(texts: list[str]) -> str:
     attributes = " ".join(f"-remove {name}" for name in (
         "generator", "top", "src", "init", "amaranth.hierarchy", "amaranth.decoding"))
     script = [f"read_rtlil <<rtlil\n{text}\nrtlil" for text in texts]
-    script += ["proc -nomux -norom", "memory_collect", f"attrmap {attributes}",
+    script += ["proc -norom", "memory_collect", f"attrmap {attributes}",
                f"attrmap -modattr {attributes}", "write_verilog -norename"]
     return yosys.run(["-q", "-"], "\n".join(script), ignore_warnings=True)
 

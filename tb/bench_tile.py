@@ -8,7 +8,7 @@ run the status of each tile and its counters, and the lines read as arrays `read
 
 import cocotb
 import numpy as np
-from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge, with_timeout
+from cocotb.triggers import ClockCycles, RisingEdge, with_timeout
 
 from hw.host_adapter import COUNTER_LINE
 from hw.isa import Activity, Engine, Status
@@ -36,7 +36,7 @@ class System:
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
         while int(dut.load_busy.value):
-            await FallingEdge(dut.load_busy) if self.tiles == 1 else await RisingEdge(dut.clk)
+            await with_timeout(dut.load_busy.value_change, 4 * count + SILENCE, "ns")
         await ClockCycles(dut.clk, 8)  # the last response
 
     async def access(self, tile: int, address: int, data: int | None = None) -> tuple[int, int]:
