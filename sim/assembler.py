@@ -267,6 +267,18 @@ class Program:
         self._beats += encode_command(command, wait, post, operands)
         return at
 
+    def post_after(self, at: int, semaphore: Semaphore | int) -> None:
+        """Makes the engine command placed at beat `at` post one more semaphore when complete."""
+        (index,) = _semaphore_list("post_after", (semaphore,))
+        word = self._beats[at][1]
+        for slot in ("post0", "post1"):
+            lo, _ = isa.SYNC_FIELDS[slot]
+            enable, _ = isa.SYNC_FIELDS[f"{slot}_en"]
+            if not word >> enable & 1:
+                self._beats[at][1] = word | index << lo | 1 << enable
+                return
+        raise ValueError(f"command at beat {at} must post at most 2 semaphores, not 3")
+
     def scalar(self, opcode: isa.Scalar, **fields: int) -> int:
         """A scalar instruction by its fields."""
         unknown = set(fields) - set(isa.SCALAR_USES[opcode])

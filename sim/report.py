@@ -12,6 +12,8 @@ from rich.table import Table
 from sim.errors import InputError
 from sim.kernels.types import KernelResult
 
+DIFFERENCES = 8  # wrong buffers that a report names
+
 
 def cell(value: Any) -> str:
     """A value as a table shows it: thousands with commas, other numbers to four significant digits."""
@@ -76,4 +78,6 @@ def show(console: Console, result: KernelResult) -> None:
         "[red]FAIL[/]: " + ("nothing was compared" if not result.compared else
                             f"{result.mismatched} of {result.compared} values differ"
                             if result.mismatched else "the error is above its bound"))
+    for line in result.differences[:DIFFERENCES]:
+        console.print(line, markup=False)
     console.print(verdict)

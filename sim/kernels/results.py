@@ -43,7 +43,7 @@ def kernel_result(kernel: str, request: KernelRequest, shape: Mapping[str, Setti
         fraction_of_peak=float(peak / cycles), fraction_of_roofline=float(least / cycles),
         roofline=slowest.describe(), counters=result.counters, wall_s=result.seconds,
         build_s=result.build.seconds, cycles_per_s=result.simulated / result.seconds,
-        sources=SOURCES)
+        sources=SOURCES, differences=result.differences)
 
 
 def largest_error(found: np.ndarray, reference: np.ndarray, bound: np.ndarray | float

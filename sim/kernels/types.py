@@ -69,7 +69,8 @@ class KernelResult:
 
     `max_error` is the largest absolute error against the float64 reference and `max_error_bound` what it may be.
     `fraction_of_roofline` is the time that the `roofline` (its name) allows, over the time taken. `counters` are cycles
-    by engine and activity. `sources` says for each figure whether it was measured, derived or assumed.
+    by engine and activity. `sources` says for each figure whether it was measured, derived or assumed; `differences`
+    name the first wrong value of each buffer that differs.
     """
 
     kernel: str
@@ -90,6 +91,7 @@ class KernelResult:
     build_s: float
     cycles_per_s: float
     sources: Mapping[str, str] = field(default_factory=dict)
+    differences: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for figure, source in self.sources.items():

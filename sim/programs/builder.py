@@ -9,14 +9,15 @@ from typing import Any
 
 from golden.formats import Format
 from hw.config import LINE_BYTES
-from hw.isa import Function, Init, Kind, Op1, Reduce, Select
-from sim.assembler import Indirect, Program, Reg
+from hw.isa import COMMANDS, Function, Init, Kind, Op1, Reduce, Select
+from sim.assembler import Indirect, Program, Reg, Semaphore
 from sim.programs.memory import Buffer, TileMemory, Weights
 from sim.programs.work import Work
 
 Address = int | Reg | Indirect
 Operand = Buffer | float | None
 
+ENGINES = {command.name.lower(): command.engine.name.lower() for command in COMMANDS}
 _OP1 = {"add": Op1.ADD, "sub": Op1.SUB, "max": Op1.MAX, "min": Op1.MIN}
 _SELECT = {"b": Select.B, "d": Select.D, "x": Select.X}
 _FUNCTION = {"exp2": Function.EXP2, "reciprocal": Function.RECIPROCAL, "rsqrt": Function.RSQRT,
@@ -31,15 +32,18 @@ class TileProgram:
         self.config = memory.config
         self.program = Program()
         self.work = Work()
-        self._order = self.program.semaphore("order")
-        self._pending = False
+        self._last: int | None = None  # beat of the command that the next one waits for
 
     def command(self, name: str, **operands: Any) -> None:
         """A command that waits for the one before it."""
         self._account(name, operands)
-        emit = getattr(self.program, name)
-        emit(wait=(self._order,) if self._pending else (), post=(self._order,), **operands)
-        self._pending = True
+        wait: tuple[Semaphore, ...] = ()
+        if self._last is not None:
+            # Only this engine waits for its semaphore, so no other can take what is meant for it.
+            turn = self.program.semaphore(f"turn.{ENGINES[name]}")
+            self.program.post_after(self._last, turn)
+            wait = (turn,)
+        self._last = getattr(self.program, name)(wait=wait, **operands)
 
     def _account(self, name: str, operands: dict[str, Any]) -> None:
         """Adds the command to the program's work."""
@@ -54,9 +58,11 @@ class TileProgram:
 
     def join(self) -> None:
         """Makes the sequencer wait until the last command is complete."""
-        if self._pending:
-            self.program.wait(self._order)
-            self._pending = False
+        if self._last is not None:
+            turn = self.program.semaphore("turn.sequencer")
+            self.program.post_after(self._last, turn)
+            self.program.wait(turn)
+            self._last = None
 
     def finish(self) -> Program:
         self.program.halt()
