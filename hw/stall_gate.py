@@ -23,10 +23,11 @@ class StallSource(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         state = Signal(self.WIDTH, init=1)
-        step: Any = state
-        for _ in range(8):
-            feedback = step[60] ^ step[59] ^ step[45] ^ step[44]
-            step = Cat(feedback, step[:60])
+        step = state
+        for i in range(8):
+            following = Signal(self.WIDTH, name=f"step{i}")
+            m.d.comb += following.eq(Cat(step[60] ^ step[59] ^ step[45] ^ step[44], step[:60]))
+            step = following
         with m.If(self.stall.probability == 0):
             m.d.sync += state.eq(Cat(self.stall.seed, 1))
         with m.Else():

@@ -26,6 +26,7 @@ def simulated(config: ChipConfig) -> ChipConfig:
 def top_text(config: ChipConfig) -> str:
     """Verilog of the top: all tiles share one host bus, `host_valid` selects the tile."""
     chip, tiles, tile = Chip(config), config.tiles, config.tile
+    chip._MustUse__used = True  # type: ignore[attr-defined]  # only its ports are looked at
     ports = tile.hbm_ports
     wires, connections = [], [".clk(clk)", ".rst(rst)"]
     for name, _, value in flat_ports(chip):
