@@ -37,12 +37,35 @@ def _cell(config: ChipConfig) -> Mapping[str, Any]:
     return {"row_bits": max(1, (config.tile.rows - 1).bit_length())}
 
 
+def _array(config: ChipConfig) -> Mapping[str, Any]:
+    tile = config.tile
+    return {"rows": tile.rows, "cols": tile.cols, "acc_rows": tile.acc_rows,
+            "result_depth": tile.result_depth}
+
+
+def _kv_sram(config: ChipConfig) -> Mapping[str, Any]:
+    from hw.weight_loader import load_meta
+
+    return {"config": config.tile, "meta_bits": load_meta(config.tile.rows).size}
+
+
+def _chip(config: ChipConfig) -> Mapping[str, Any]:
+    return {"config": config}
+
+
 def _sequencer(config: ChipConfig) -> Mapping[str, Any]:
     return {"config": config.tile, "engines": list(Engine)}
 
 
 BLOCKS: dict[str, Block] = {
     "cell": Block("hw.cell", "Cell", _cell),
+    "array": Block("hw.array", "MatmulArray", _array),
+    "kv_sram": Block("hw.kv_sram", "KvSram", _kv_sram),
+    "kv_append": Block("hw.kv_append", "KvAppend", _tile),
+    "vector_engine": Block("hw.vector_engine", "VectorEngine", _tile),
+    "command_processor": Block("hw.command_processor", "CommandProcessor", _sequencer),
+    "tile": Block("hw.tile", "Tile", _tile),
+    "chip": Block("hw.chip", "Chip", _chip),
     "matrix_engine": Block("hw.matrix_engine", "MatrixEngine", _tile),
     "tile_sram": Block("hw.tile_sram", "TileSram", _tile),
     "topk": Block("hw.topk", "TopkEngine", _tile),

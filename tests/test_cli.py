@@ -11,7 +11,7 @@ from sim.errors import InputError, ToolError
 from sim.kernels import KERNELS
 from sim.kernels.types import Kernel, KernelResult, Option
 
-KEYS = {
+KEYS = {"differences", 
     "kernel", "config", "model", "seed", "shape", "compared", "mismatched", "max_error", "max_error_bound", "cycles",
     "fraction_of_peak", "fraction_of_roofline", "roofline", "counters", "wall_s", "build_s", "cycles_per_s", "sources"}
 OPTIONS = {

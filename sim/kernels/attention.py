@@ -2,10 +2,10 @@
 """`jalapeno sim attention`: one decode step of grouped-query attention on the KV SRAM."""
 
 import numpy as np
-from golden.bounds import attention_bound
 from numpy.typing import NDArray
 
 from golden import fp32
+from golden.bounds import attention_bound
 from golden.formats import Format, to_bf16_codes
 from golden.kernels.attention import attention, chunks, window_slots
 from golden.kernels.trace import Machine, Stored, Trace

@@ -87,7 +87,7 @@ def run(request: KernelRequest) -> KernelResult:
 
     whole = slice(None)
     if split == "n":
-        places = cuts(n, config.tiles, max(32, config.tile.cols))
+        places = cuts(n, config.tiles, config.tile.cols)
         parts = [(act, part(weight, place, whole)) for place in places]
     elif split == "k":
         places = cuts(k, config.tiles, 32)
@@ -115,7 +115,7 @@ def run(request: KernelRequest) -> KernelResult:
         final = np.concatenate(products, axis=1)
     elif split == "k":
         grid = np.stack(products).reshape(config.mesh_y, config.mesh_x, -1)
-        final = allreduce_sum(grid).reshape(m, n)
+        final = allreduce_sum(grid)[0, 0].reshape(m, n)
         steps = np.abs(np.stack([p.astype(np.float64) for p in products])).sum(axis=0)
         bound = bound + steps * config.tiles * 2.0**-24
         for tile, p in enumerate(programs):
@@ -134,7 +134,8 @@ def run(request: KernelRequest) -> KernelResult:
     error, limit = largest_error(values, reference, bound)
     result = simulate(request, memories, [TileRun(
         [None if p is None else p.finish() for p in programs], memories, checks)])
-    return kernel_result("gemm", request, s, result, works, error, limit)
+    shape = dict(s) | {"out": "fp32" if out_fmt is Format.FP32 else "bf16"}
+    return kernel_result("gemm", request, shape, result, works, error, limit)
 
 
 def stored(values: NDArray[np.float32], fmt: Format) -> Stored:

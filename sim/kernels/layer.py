@@ -4,10 +4,10 @@
 from dataclasses import replace
 
 import numpy as np
-from golden.bounds import layer_bound
 from numpy.typing import NDArray
 
 from golden import fp32
+from golden.bounds import layer_bound
 from golden.formats import Format
 from golden.kernels.attention import chunks, window_slots
 from golden.kernels.layer import LayerCache, LayerShape, LayerWeights, layer, rope_rows

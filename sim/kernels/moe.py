@@ -2,9 +2,9 @@
 """`jalapeno sim moe`: gate, experts from HBM, clamped SwiGLU, weighted sum."""
 
 import numpy as np
-from golden.bounds import moe_bound
 
 from golden import fp32
+from golden.bounds import moe_bound
 from golden.formats import SPECS, Format, parse_format
 from golden.kernels.moe import Expert, Matrix, moe
 from golden.kernels.trace import Machine, Stored, Trace
