@@ -70,9 +70,9 @@ def broadcast(parts: npt.ArrayLike, root: int, scope: str = "mesh") -> fp32.Floa
         raise ValueError(f"root must be from 0 to {members - 1}, not {root!r}")
     bits = fp32.bits(values)  # NaN payloads survive as integers
     if scope == "mesh":
-        source = bits.reshape(1, mesh_x * mesh_y, n)[:, root:root + 1]
+        source = bits.reshape(1, mesh_x * mesh_y, n)[:, root : root + 1]
     elif scope == "row":
-        source = bits[:, root:root + 1]
+        source = bits[:, root : root + 1]
     else:
-        source = bits[root:root + 1]
+        source = bits[root : root + 1]
     return fp32.from_bits(np.broadcast_to(source, bits.shape).copy())

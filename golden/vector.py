@@ -177,8 +177,17 @@ def exponentials(
     """(exp2((a - largest) * scale) [rows, cols], its row sums [rows]); `largest` is [rows]."""
     column = np.asarray(largest, np.float32)[:, None]
     out, reduced = vector(
-        a, column, np.float32(scale), lanes=lanes, op1="sub", s1="b", mul=True, s2="d",
-        function="exp2", reduce="sum", **stages,
+        a,
+        column,
+        np.float32(scale),
+        lanes=lanes,
+        op1="sub",
+        s1="b",
+        mul=True,
+        s2="d",
+        function="exp2",
+        reduce="sum",
+        **stages,
     )
     assert reduced is not None
     return out, reduced

@@ -16,10 +16,16 @@ def accumulate_layout(acc_rows: int) -> data.StructLayout:
     """`first`: add to +0 or, with `use_bias`, to bias register `bias_sel` instead of the stored
     sum; `last`: the sum is a result and is not stored.
     """
-    return data.StructLayout({
-        "valid": 1, "index": (acc_rows - 1).bit_length(), "first": 1, "last": 1, "use_bias": 1,
-        "bias_sel": 1,
-    })
+    return data.StructLayout(
+        {
+            "valid": 1,
+            "index": (acc_rows - 1).bit_length(),
+            "first": 1,
+            "last": 1,
+            "use_bias": 1,
+            "bias_sel": 1,
+        }
+    )
 
 
 class Accumulator(wiring.Component):
@@ -42,12 +48,19 @@ class Accumulator(wiring.Component):
                 raise ValueError(f"{name} must be a power of two of at least 2, not {value!r}")
         self.acc_rows, self.result_depth = acc_rows, result_depth
         layout = accumulate_layout(acc_rows)
-        super().__init__({
-            "command": In(layout), "command_out": Out(layout), "psum": In(32),
-            "bias_write": In(1), "bias_sel": In(1), "bias": In(32),
-            "result_en": In(1), "result_addr": In((result_depth - 1).bit_length()),
-            "result": Out(32),
-        })
+        super().__init__(
+            {
+                "command": In(layout),
+                "command_out": Out(layout),
+                "psum": In(32),
+                "bias_write": In(1),
+                "bias_sel": In(1),
+                "bias": In(32),
+                "result_en": In(1),
+                "result_addr": In((result_depth - 1).bit_length()),
+                "result": Out(32),
+            }
+        )
 
     @property
     def emit_name(self) -> str:
@@ -70,8 +83,10 @@ class Accumulator(wiring.Component):
         valid = Signal()
         m.d.sync += [now.eq(self.command), valid.eq(self.command.valid)]
         m.d.comb += [
-            self.command_out.eq(now), self.command_out.valid.eq(valid),
-            sums.read_en.eq(self.command.valid), sums.read_addr.eq(self.command.index),
+            self.command_out.eq(now),
+            self.command_out.valid.eq(valid),
+            sums.read_en.eq(self.command.valid),
+            sums.read_addr.eq(self.command.index),
         ]
 
         # What the adder gives now, and what was written while the sum was read, are newer.
@@ -86,12 +101,20 @@ class Accumulator(wiring.Component):
         stored, start, base = Signal(32), Signal(32), Signal(32)
         m.d.comb += [
             start.eq(Mux(now.use_bias, Mux(now.bias_sel, biases[1], biases[0]), 0)),
-            stored.eq(Mux(
-                stores & (then.index == now.index), adder.result,
-                Mux(written & (written_index == now.index), written_sum, sums.read_data))),
+            stored.eq(
+                Mux(
+                    stores & (then.index == now.index),
+                    adder.result,
+                    Mux(written & (written_index == now.index), written_sum, sums.read_data),
+                )
+            ),
             base.eq(Mux(now.first, start, stored)),
-            adder.enable.eq(1), adder.a.eq(base), adder.b.eq(self.psum), adder.subtract.eq(0),
-            sums.write_en.eq(stores), sums.write_addr.eq(then.index),
+            adder.enable.eq(1),
+            adder.a.eq(base),
+            adder.b.eq(self.psum),
+            adder.subtract.eq(0),
+            sums.write_en.eq(stores),
+            sums.write_addr.eq(then.index),
             sums.write_data.eq(adder.result),
         ]
 
@@ -100,8 +123,11 @@ class Accumulator(wiring.Component):
         tail = Signal.like(self.result_addr)
         m.d.comb += [
             emits.eq(delayed(m, "emit", valid & now.last, Fp32Add.LATENCY, reset=True)),
-            queue.write_en.eq(emits), queue.write_addr.eq(tail), queue.write_data.eq(adder.result),
-            queue.read_en.eq(self.result_en), queue.read_addr.eq(self.result_addr),
+            queue.write_en.eq(emits),
+            queue.write_addr.eq(tail),
+            queue.write_data.eq(adder.result),
+            queue.read_en.eq(self.result_en),
+            queue.read_addr.eq(self.result_addr),
             self.result.eq(queue.read_data),
         ]
         with m.If(emits):

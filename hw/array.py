@@ -24,13 +24,24 @@ def slice_layout(rows: int, acc_rows: int) -> data.StructLayout:
     `count`: valid elements of the K tile, from row 0 on; `swap`: first slice of a weight tile; the rest
     is the accumulators' command.
     """
-    return data.StructLayout({
-        "valid": 1, "lines": data.ArrayLayout(LINE_BITS, rows),
-        "scales": data.ArrayLayout(SCALE_BITS, rows), "act_format": 3, "weight_format": 3,
-        "index": 2, "part": 5, "count": (32 * rows).bit_length(), "swap": 1,
-        "acc_index": (acc_rows - 1).bit_length(), "first": 1, "last": 1, "bias_sel": 1,
-        "use_bias": 1,
-    })
+    return data.StructLayout(
+        {
+            "valid": 1,
+            "lines": data.ArrayLayout(LINE_BITS, rows),
+            "scales": data.ArrayLayout(SCALE_BITS, rows),
+            "act_format": 3,
+            "weight_format": 3,
+            "index": 2,
+            "part": 5,
+            "count": (32 * rows).bit_length(),
+            "swap": 1,
+            "acc_index": (acc_rows - 1).bit_length(),
+            "first": 1,
+            "last": 1,
+            "bias_sel": 1,
+            "use_bias": 1,
+        }
+    )
 
 
 class MatmulArray(wiring.Component):
@@ -70,13 +81,16 @@ class MatmulArray(wiring.Component):
         # From the slice to the partial sum below column 0.
         self.psum_latency = ActivationEdge.LATENCY + Cell.PSUM_AFTER + Cell.ROW_HOP * rows
         self.RESULT_LATENCY = self.psum_latency + cols + Accumulator.RESULT_AFTER
-        super().__init__({
-            "slice": In(slice_layout(rows, acc_rows)),
-            "load": In(data.ArrayLayout(load_line_layout(self.row_bits), cols)),
-            "bias_write": In(data.StructLayout({
-                "valid": 1, "sel": 1, "data": data.ArrayLayout(32, cols)})),
-            "result": Out(stream.Signature(data.ArrayLayout(32, cols))),
-        })
+        super().__init__(
+            {
+                "slice": In(slice_layout(rows, acc_rows)),
+                "load": In(data.ArrayLayout(load_line_layout(self.row_bits), cols)),
+                "bias_write": In(
+                    data.StructLayout({"valid": 1, "sel": 1, "data": data.ArrayLayout(32, cols)})
+                ),
+                "result": Out(stream.Signature(data.ArrayLayout(32, cols))),
+            }
+        )
 
     @property
     def emit_name(self) -> str:
@@ -108,7 +122,9 @@ class MatmulArray(wiring.Component):
                 cell = Cell(self.row_bits)
                 place(m, platform, f"cell_{r}_{c}", cell)
                 m.d.comb += [
-                    cell.row.eq(r), cell.load.eq(loads[c]), cell.activation.eq(activation),
+                    cell.row.eq(r),
+                    cell.load.eq(loads[c]),
+                    cell.activation.eq(activation),
                     cell.psum.eq(psums[c]),
                 ]
                 activation, psums[c] = cell.activation_out, cell.psum_out
@@ -134,12 +150,17 @@ class MatmulArray(wiring.Component):
             left = Signal(len(now.count), name=f"left{r}")
             whole = Signal(LENGTH_BITS, name=f"group{r}")
             m.d.comb += [
-                start.eq(r << group), whole.eq(1 << group),
+                start.eq(r << group),
+                whole.eq(1 << group),
                 left.eq(Mux(now.count > start, now.count - start, 0)),
-                row.line.eq(now.lines[r]), row.scale.eq(now.scales[r]),
-                row.act_format.eq(now.act_format), row.weight_format.eq(now.weight_format),
-                row.index.eq(now.index), row.part.eq(now.part),
-                row.length.eq(Mux(left > whole, whole, left)), row.swap.eq(0),
+                row.line.eq(now.lines[r]),
+                row.scale.eq(now.scales[r]),
+                row.act_format.eq(now.act_format),
+                row.weight_format.eq(now.weight_format),
+                row.index.eq(now.index),
+                row.part.eq(now.part),
+                row.length.eq(Mux(left > whole, whole, left)),
+                row.swap.eq(0),
             ]
             skew = Delay(len(row.as_value()), Cell.ROW_HOP * r)
             place(m, platform, f"skew_{r}", skew)
@@ -147,7 +168,9 @@ class MatmulArray(wiring.Component):
             place(m, platform, f"activation_edge_{r}", edge)
             late = Signal(SLICE_ROW, name=f"late{r}")
             m.d.comb += [
-                skew.i.eq(row), late.eq(skew.o), edge.slice.eq(late),
+                skew.i.eq(row),
+                late.eq(skew.o),
+                edge.slice.eq(late),
                 edge.slice.swap.eq(swaps[Cell.ROW_HOP * r]),
             ]
             activations.append(edge.activation)
@@ -159,9 +182,12 @@ class MatmulArray(wiring.Component):
         layout = accumulate_layout(self.acc_rows)
         entering = Signal(layout, name="entering")
         m.d.comb += [
-            entering.index.eq(now.acc_index), entering.first.eq(now.first),
-            entering.last.eq(now.last), entering.use_bias.eq(now.use_bias),
-            entering.bias_sel.eq(now.bias_sel), entering.valid.eq(0),
+            entering.index.eq(now.acc_index),
+            entering.first.eq(now.first),
+            entering.last.eq(now.last),
+            entering.use_bias.eq(now.use_bias),
+            entering.bias_sel.eq(now.bias_sel),
+            entering.valid.eq(0),
         ]
         wait = self.psum_latency - 1  # commands come one cycle before their partial sums
         delay = Delay(layout.size, wait)
@@ -170,7 +196,9 @@ class MatmulArray(wiring.Component):
         command = Signal(layout, name="command")
         m.d.sync += valids.eq((valids << 1) | now.valid)
         m.d.comb += [
-            delay.i.eq(entering), command.eq(delay.o), command.valid.eq(valids[-1]),
+            delay.i.eq(entering),
+            command.eq(delay.o),
+            command.valid.eq(valids[-1]),
         ]
         head = Signal(range(self.result_depth))
         fetch = Signal()
@@ -180,11 +208,13 @@ class MatmulArray(wiring.Component):
             column = Accumulator(self.acc_rows, self.result_depth)
             place(m, platform, f"accumulator_{c}", column)
             m.d.comb += [
-                column.command.eq(command), column.psum.eq(psums[c]),
+                column.command.eq(command),
+                column.psum.eq(psums[c]),
                 column.bias_write.eq(self.bias_write.valid),
                 column.bias_sel.eq(self.bias_write.sel),
                 column.bias.eq(self.bias_write.data[c]),
-                column.result_en.eq(fetch), column.result_addr.eq(head),
+                column.result_en.eq(fetch),
+                column.result_addr.eq(head),
             ]
             command = column.command_out
             values.append(column.result)
@@ -196,8 +226,15 @@ class MatmulArray(wiring.Component):
         whole = Signal()
         ready = Signal(range(self.result_depth + 1))
         m.d.comb += [
-            whole.eq(delayed(m, "whole", arrived.valid & arrived.last,
-                             Accumulator.RESULT_AFTER - 1, reset=True)),
+            whole.eq(
+                delayed(
+                    m,
+                    "whole",
+                    arrived.valid & arrived.last,
+                    Accumulator.RESULT_AFTER - 1,
+                    reset=True,
+                )
+            ),
             fetch.eq((ready != 0) & (~self.result.valid | self.result.ready)),
         ]
         m.d.sync += ready.eq(ready + whole - fetch)

@@ -21,12 +21,14 @@ def burst_layout(config: TileConfig) -> data.StructLayout:
     """`beats` beats from beat number `beat`; in the first beat the lines from `start` are wanted,
     in the last one those before `end`."""
     lines = config.hbm_beat_bytes // LINE_BYTES
-    return data.StructLayout({
-        "beat": LINE_ADDRESS_BITS - (lines - 1).bit_length(),
-        "beats": range(burst_beats(config) + 1),
-        "start": range(lines + 1),
-        "end": range(lines + 1),
-    })
+    return data.StructLayout(
+        {
+            "beat": LINE_ADDRESS_BITS - (lines - 1).bit_length(),
+            "beats": range(burst_beats(config) + 1),
+            "start": range(lines + 1),
+            "end": range(lines + 1),
+        }
+    )
 
 
 class BurstSplitter(wiring.Component):
@@ -38,11 +40,13 @@ class BurstSplitter(wiring.Component):
 
     def __init__(self, config: TileConfig):
         self.config = config
-        super().__init__({
-            "piece": In(stream.Signature(PIECE)),
-            "burst": Out(stream.Signature(burst_layout(config))),
-            "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "piece": In(stream.Signature(PIECE)),
+                "burst": Out(stream.Signature(burst_layout(config))),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

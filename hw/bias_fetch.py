@@ -26,20 +26,28 @@ class BiasFetch(wiring.Component):
             raise ValueError(f"passing must be at least 1, not {passing!r}")
         self.config = config
         self.passing = passing  # cycles from `used` until the register is free
-        super().__init__({
-            "job": In(stream.Signature(JOB_LAYOUT)),
-            "memory": Out(SramClient(config.vector_lines)),
-            "bias_write": Out(array.bias_write.shape()),
-            "used": In(1), "ready": Out(1), "fault": Out(1),
-        })
+        super().__init__(
+            {
+                "job": In(stream.Signature(JOB_LAYOUT)),
+                "memory": Out(SramClient(config.vector_lines)),
+                "bias_write": Out(array.bias_write.shape()),
+                "used": In(1),
+                "ready": Out(1),
+                "fault": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         command = self.job.payload.command
         cols = self.config.cols
         walking, left, line, last = Signal(), Signal(16), Signal(28, reset_less=True), Signal()
-        free, held, slot, granted = Signal(range(self.SLOTS + 1), init=self.SLOTS), Signal(
-            range(self.SLOTS + 1)), Signal(), Signal()
+        free, held, slot, granted = (
+            Signal(range(self.SLOTS + 1), init=self.SLOTS),
+            Signal(range(self.SLOTS + 1)),
+            Signal(),
+            Signal(),
+        )
         left_now, line_now = Signal(16), Signal(28)
         request = self.memory.request
         m.d.comb += [
@@ -58,7 +66,8 @@ class BiasFetch(wiring.Component):
         ]
         with m.If(granted):
             m.d.sync += [
-                walking.eq(~last), left.eq(left_now - cols),
+                walking.eq(~last),
+                left.eq(left_now - cols),
                 line.eq(line_now + self.config.vector_lines),
             ]
         with m.If(self.memory.valid):

@@ -22,11 +22,14 @@ class Chip(wiring.Component):
     def __init__(self, config: ChipConfig):
         self.config = config
         tile = config.tile
-        super().__init__({
-            "host": Out(HostPort()).array(config.tiles),
-            "axi": Out(Axi4(tile.hbm_port_bytes)).array(config.tiles * tile.hbm_ports),
-            "running": Out(config.tiles),
-        } | ({"stall": In(STALL)} if tile.stall_gates else {}))
+        super().__init__(
+            {
+                "host": Out(HostPort()).array(config.tiles),
+                "axi": Out(Axi4(tile.hbm_port_bytes)).array(config.tiles * tile.hbm_ports),
+                "running": Out(config.tiles),
+            }
+            | ({"stall": In(STALL)} if tile.stall_gates else {})
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -43,8 +46,9 @@ class Chip(wiring.Component):
                 wiring.connect(m, tile.collective, point.collective)
                 wiring.connect(m, tile.host, wiring.flipped(self.host[i]))
                 for p in range(config.tile.hbm_ports):
-                    wiring.connect(m, tile.axi[p],
-                                   wiring.flipped(self.axi[i * config.tile.hbm_ports + p]))
+                    wiring.connect(
+                        m, tile.axi[p], wiring.flipped(self.axi[i * config.tile.hbm_ports + p])
+                    )
                 m.d.comb += self.running[i].eq(tile.running)
                 if config.tile.stall_gates:
                     m.d.comb += [

@@ -28,12 +28,14 @@ class CollectiveCombine(wiring.Component):
     emit_name = "collective_combine"
 
     def __init__(self):
-        super().__init__({
-            "alone": In(1),
-            "upstream": In(stream.Signature(COLLECTIVE_LINE)),
-            "own": In(stream.Signature(COLLECTIVE_LINE)),
-            "result": Out(stream.Signature(COLLECTIVE_LINE)),
-        })
+        super().__init__(
+            {
+                "alone": In(1),
+                "upstream": In(stream.Signature(COLLECTIVE_LINE)),
+                "own": In(stream.Signature(COLLECTIVE_LINE)),
+                "result": Out(stream.Signature(COLLECTIVE_LINE)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -56,15 +58,18 @@ class CollectiveCombine(wiring.Component):
             adds.eq(take & ~self.alone & (own.payload.op == CollectiveOp.ALLREDUCE_SUM)),
             compares.eq(take & ~self.alone & (own.payload.op == CollectiveOp.ALLREDUCE_MAX)),
         ]
-        stage = data.StructLayout({"line": LINE_BITS, "add": 1, "compare": 1,
-                                   "op": CollectiveOp, "scope": Scope})
+        stage = data.StructLayout(
+            {"line": LINE_BITS, "add": 1, "compare": 1, "op": CollectiveOp, "scope": Scope}
+        )
         stages = [Signal(stage, name=f"stage{i}", reset_less=True) for i in range(self.LATENCY)]
         sums, maxima = Signal(LINE_BITS), Signal(LINE_BITS)
         with m.If(enable):
             m.d.sync += [
                 stages[0].line.eq(own.payload.line | Mux(self.alone, 0, upstream.payload.line)),
-                stages[0].add.eq(adds), stages[0].compare.eq(compares),
-                stages[0].op.eq(own.payload.op), stages[0].scope.eq(own.payload.scope),
+                stages[0].add.eq(adds),
+                stages[0].compare.eq(compares),
+                stages[0].op.eq(own.payload.op),
+                stages[0].scope.eq(own.payload.scope),
                 stages[1].eq(stages[0]),
                 *(after.eq(before) for before, after in zip(stages[1:], stages[2:], strict=False)),
             ]
@@ -88,6 +93,7 @@ class CollectiveCombine(wiring.Component):
         last = stages[-1]
         m.d.comb += [
             self.result.payload.line.eq(Mux(last.add, sums, last.line)),
-            self.result.payload.op.eq(last.op), self.result.payload.scope.eq(last.scope),
+            self.result.payload.op.eq(last.op),
+            self.result.payload.scope.eq(last.scope),
         ]
         return m

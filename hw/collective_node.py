@@ -17,10 +17,12 @@ class CollectiveLocal(wiring.Signature):
     """The tile's link, seen from the tile: its contributions, and the results."""
 
     def __init__(self):
-        super().__init__({
-            "contribution": Out(stream.Signature(COLLECTIVE_LINE)),
-            "result": In(stream.Signature(LINE_BITS)),
-        })
+        super().__init__(
+            {
+                "contribution": Out(stream.Signature(COLLECTIVE_LINE)),
+                "result": In(stream.Signature(LINE_BITS)),
+            }
+        )
 
 
 class CollectiveNode(wiring.Component):
@@ -53,14 +55,20 @@ class CollectiveNode(wiring.Component):
 
     def __init__(self):
         line = stream.Signature(COLLECTIVE_LINE)
-        super().__init__({
-            "position": In(POSITION),
-            "local": In(CollectiveLocal()),
-            "reduce_west": In(line), "reduce_north": In(line),
-            "reduce_east": Out(line), "reduce_south": Out(line),
-            "result_east": In(line), "result_south": In(line),
-            "result_west": Out(line), "result_north": Out(line),
-        })
+        super().__init__(
+            {
+                "position": In(POSITION),
+                "local": In(CollectiveLocal()),
+                "reduce_west": In(line),
+                "reduce_north": In(line),
+                "reduce_east": Out(line),
+                "reduce_south": Out(line),
+                "result_east": In(line),
+                "result_south": In(line),
+                "result_west": Out(line),
+                "result_north": Out(line),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -85,7 +93,8 @@ class CollectiveNode(wiring.Component):
         along_row = Signal()
         m.d.comb += [
             along_row.eq(own.payload.scope != Scope.COLUMN),
-            row.own.valid.eq(own.valid & along_row), row.own.payload.eq(own.payload),
+            row.own.valid.eq(own.valid & along_row),
+            row.own.payload.eq(own.payload),
         ]
         # At the end of the row its sum goes into the column's chain, back, or on.
         turns = Signal()
@@ -98,10 +107,11 @@ class CollectiveNode(wiring.Component):
         with m.If(into_column):
             m.d.comb += [column.own.valid.eq(1), column.own.payload.eq(row.result.payload)]
         with m.Else():
-            m.d.comb += [column.own.valid.eq(own.valid & ~along_row),
-                         column.own.payload.eq(own.payload)]
-        m.d.comb += own.ready.eq(
-            Mux(along_row, row.own.ready, column.own.ready & ~into_column))
+            m.d.comb += [
+                column.own.valid.eq(own.valid & ~along_row),
+                column.own.payload.eq(own.payload),
+            ]
+        m.d.comb += own.ready.eq(Mux(along_row, row.own.ready, column.own.ready & ~into_column))
 
         m.d.comb += [
             self.reduce_east.valid.eq(row.result.valid & ~last_x),
@@ -112,7 +122,8 @@ class CollectiveNode(wiring.Component):
 
         # Results: of the tile's one operation, so only one of the four comes at a time.
         sources = [
-            (row_done, row.result.payload), (column_done, column.result.payload),
+            (row_done, row.result.payload),
+            (column_done, column.result.payload),
             (self.result_east.valid, self.result_east.payload),
             (self.result_south.valid, self.result_south.payload),
         ]
@@ -127,7 +138,8 @@ class CollectiveNode(wiring.Component):
             earlier.append(source)
         row_ready, column_ready, east_ready, south_ready = taken
         m.d.comb += [
-            self.result_east.ready.eq(east_ready), self.result_south.ready.eq(south_ready),
+            self.result_east.ready.eq(east_ready),
+            self.result_south.ready.eq(south_ready),
             column.result.ready.eq(Mux(last_y, column_ready, self.reduce_south.ready)),
         ]
         with m.If(turns):
@@ -147,8 +159,10 @@ class CollectiveNode(wiring.Component):
         branches = [
             (self.local.result, 1),
             (self.result_west, (scope != Scope.COLUMN) & (at.x != 0)),
-            (self.result_north, (at.y != 0) & ((scope == Scope.COLUMN)
-                                               | ((scope == Scope.MESH) & last_x))),
+            (
+                self.result_north,
+                (at.y != 0) & ((scope == Scope.COLUMN) | ((scope == Scope.MESH) & last_x)),
+            ),
         ]
         sent = Signal(len(branches))
         settled = Signal(len(branches))

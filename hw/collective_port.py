@@ -36,12 +36,14 @@ class CollectivePort(wiring.Component):
 
     def __init__(self, config: TileConfig):
         self.config = config
-        super().__init__({
-            "control": Out(EngineControl(COLLECTIVE)),
-            "memory": Out(SramClient(1)),
-            "position": In(POSITION),
-            "network": Out(CollectiveLocal()),
-        })
+        super().__init__(
+            {
+                "control": Out(EngineControl(COLLECTIVE)),
+                "memory": Out(SramClient(1)),
+                "position": In(POSITION),
+                "network": Out(CollectiveLocal()),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -63,8 +65,10 @@ class CollectivePort(wiring.Component):
         own_place = Signal(8)
         with m.Switch(command.scope):
             with m.Case(Scope.MESH):
-                m.d.comb += [members.eq(at.mesh_x * at.mesh_y),
-                             own_place.eq(at.y * at.mesh_x + at.x)]
+                m.d.comb += [
+                    members.eq(at.mesh_x * at.mesh_y),
+                    own_place.eq(at.y * at.mesh_x + at.x),
+                ]
             with m.Case(Scope.ROW):
                 m.d.comb += [members.eq(at.mesh_x), own_place.eq(at.x)]
             with m.Default():
@@ -74,9 +78,14 @@ class CollectivePort(wiring.Component):
         m.d.comb += [
             broadcast.eq(command.op == CollectiveOp.BROADCAST),
             needs_source.eq(~broadcast | (command.root == own_place)),
-            illegal.eq((command.op > CollectiveOp.BROADCAST) | (command.scope > Scope.COLUMN)
-                       | (broadcast & (command.root >= members)) | (command.lines == 0)
-                       | command.src_addr[:4].any() | command.dst_addr[:4].any()),
+            illegal.eq(
+                (command.op > CollectiveOp.BROADCAST)
+                | (command.scope > Scope.COLUMN)
+                | (broadcast & (command.root >= members))
+                | (command.lines == 0)
+                | command.src_addr[:4].any()
+                | command.dst_addr[:4].any()
+            ),
             source_ok.eq((command.src_addr[4:] + command.lines <= limit) | ~needs_source),
             target_ok.eq(command.dst_addr[4:] + command.lines <= limit),
         ]
@@ -90,8 +99,10 @@ class CollectivePort(wiring.Component):
                     m.next = "CHECK"
             with m.State("CHECK"):
                 m.d.sync += [
-                    read_at.eq(command.src_addr[4:]), write_at.eq(command.dst_addr[4:]),
-                    contributes.eq(needs_source & source_ok), stores.eq(target_ok),
+                    read_at.eq(command.src_addr[4:]),
+                    write_at.eq(command.dst_addr[4:]),
+                    contributes.eq(needs_source & source_ok),
+                    stores.eq(target_ok),
                 ]
                 with m.If(illegal):
                     m.d.sync += error.eq(Status.ILLEGAL_COMMAND)
@@ -99,7 +110,8 @@ class CollectivePort(wiring.Component):
                 with m.Else():
                     m.d.sync += [
                         reads_left.eq(Mux(needs_source & source_ok, command.lines, 0)),
-                        sends_left.eq(command.lines), results_left.eq(command.lines),
+                        sends_left.eq(command.lines),
+                        results_left.eq(command.lines),
                     ]
                     with m.If(~source_ok | ~target_ok):
                         m.d.sync += error.eq(Status.ADDRESS_RANGE)
@@ -115,11 +127,14 @@ class CollectivePort(wiring.Component):
         own = self.network.contribution
         sends = Signal()
         m.d.comb += [
-            reader.address.valid.eq(reads_left != 0), reader.address.payload.eq(read_at),
+            reader.address.valid.eq(reads_left != 0),
+            reader.address.payload.eq(read_at),
             own.valid.eq((sends_left != 0) & (reader.line.valid | ~contributes)),
             own.payload.line.eq(Mux(contributes, reader.line.payload.data, 0)),
-            own.payload.op.eq(command.op), own.payload.scope.eq(command.scope),
-            sends.eq(own.valid & own.ready), reader.line.ready.eq(sends & contributes),
+            own.payload.op.eq(command.op),
+            own.payload.scope.eq(command.scope),
+            sends.eq(own.valid & own.ready),
+            reader.line.ready.eq(sends & contributes),
         ]
         with m.If(reader.address.valid & reader.address.ready):
             m.d.sync += [reads_left.eq(reads_left - 1), read_at.eq(read_at + 1)]
@@ -140,7 +155,8 @@ class CollectivePort(wiring.Component):
             memory.request.payload.data.eq(Mux(write, result.payload, 0)),
             memory.request.payload.mask.as_value().eq(write.replicate(GRANULES)),
             read.ready.eq(memory.request.ready & ~write),
-            reader.memory.valid.eq(memory.valid), reader.memory.response.eq(memory.response),
+            reader.memory.valid.eq(memory.valid),
+            reader.memory.response.eq(memory.response),
             result.ready.eq(Mux(stores, memory.request.ready & ~read_waits, 1)),
         ]
         m.d.sync += read_waits.eq(read.valid & ~write & ~memory.request.ready)

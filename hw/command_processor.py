@@ -46,22 +46,36 @@ class CommandProcessor(wiring.Component):
         self.sequencer = Sequencer(config, engines)
         self.counters = ActivityCounters(engines)
         self.pc_bits = pc_bits(config)
-        super().__init__({
-            "load": Out(SramClient(1)),
-            "post_remote": In(POST_ONE), "network_active": In(1),
-            "program_write_en": In(1), "program_addr": In(range(config.program_beats)),
-            "program_write_data": In(LINE_BITS),
-            "program_read_en": In(1), "program_read_data": Out(LINE_BITS),
-            "start": In(1), "start_pc": In(self.pc_bits), "cycle_limit": In(32), "reset": In(1),
-            "status": Out(isa.Status), "status_engine": Out(ENGINE_BITS),
-            "status_pc": Out(self.pc_bits), "status_semaphore": Out(ID_BITS),
-            "cycles": Out(32), "running": Out(1),
-            "semaphore_index": In(ID_BITS), "semaphore_value": Out(COUNT_BITS),
-            "counter_index": In(self.counters.read_index.shape()),
-            "counter_value": Out(COUNTER_BITS),
-        } | {
-            f"engine_{e.name.lower()}": In(EngineControl(isa.BY_ENGINE[e])) for e in self.engines
-        })
+        super().__init__(
+            {
+                "load": Out(SramClient(1)),
+                "post_remote": In(POST_ONE),
+                "network_active": In(1),
+                "program_write_en": In(1),
+                "program_addr": In(range(config.program_beats)),
+                "program_write_data": In(LINE_BITS),
+                "program_read_en": In(1),
+                "program_read_data": Out(LINE_BITS),
+                "start": In(1),
+                "start_pc": In(self.pc_bits),
+                "cycle_limit": In(32),
+                "reset": In(1),
+                "status": Out(isa.Status),
+                "status_engine": Out(ENGINE_BITS),
+                "status_pc": Out(self.pc_bits),
+                "status_semaphore": Out(ID_BITS),
+                "cycles": Out(32),
+                "running": Out(1),
+                "semaphore_index": In(ID_BITS),
+                "semaphore_value": Out(COUNT_BITS),
+                "counter_index": In(self.counters.read_index.shape()),
+                "counter_value": Out(COUNTER_BITS),
+            }
+            | {
+                f"engine_{e.name.lower()}": In(EngineControl(isa.BY_ENGINE[e]))
+                for e in self.engines
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -84,11 +98,27 @@ class CommandProcessor(wiring.Component):
             counters.read_index.eq(self.counter_index),
             self.counter_value.eq(counters.read_value),
         ]
-        for name in ("network_active", "program_write_en", "program_addr", "program_write_data",
-                     "program_read_en", "start", "start_pc", "cycle_limit", "reset"):
+        for name in (
+            "network_active",
+            "program_write_en",
+            "program_addr",
+            "program_write_data",
+            "program_read_en",
+            "start",
+            "start_pc",
+            "cycle_limit",
+            "reset",
+        ):
             m.d.comb += getattr(sequencer, name).eq(getattr(self, name))
-        for name in ("program_read_data", "status", "status_engine", "status_pc",
-                     "status_semaphore", "cycles", "running"):
+        for name in (
+            "program_read_data",
+            "status",
+            "status_engine",
+            "status_pc",
+            "status_semaphore",
+            "cycles",
+            "running",
+        ):
             m.d.comb += getattr(self, name).eq(getattr(sequencer, name))
         for i, e in enumerate(self.engines):
             name = e.name.lower()

@@ -20,8 +20,9 @@ def queue_status(pc_bits: int) -> data.StructLayout:
     failed, reason, pc: the oldest command in flight failed in this cycle. `pc` is that command's
     beat address whenever something is in flight.
     """
-    return data.StructLayout({
-        "idle": 1, "stuck": 1, "failed": 1, "reason": isa.Status, "pc": pc_bits})
+    return data.StructLayout(
+        {"idle": 1, "stuck": 1, "failed": 1, "reason": isa.Status, "pc": pc_bits}
+    )
 
 
 class CommandQueue(wiring.Component):
@@ -63,16 +64,20 @@ class CommandQueue(wiring.Component):
             raise ValueError(f"in_flight must be at least 1, not {in_flight!r}")
         self.command, self.depth, self.pc_bits = command, depth, pc_bits
         self.in_flight = in_flight
-        super().__init__({
-            "input": In(stream.Signature(isa.queue_entry(command, pc_bits))),
-            "engine": In(EngineControl(command)),
-            "take": Out(TakeRequest()),
-            "post": Out(POST_PAIR),
-            "status": Out(queue_status(pc_bits)),
-            "waiting": Out(1), "waiting_remote": Out(1),
-            "flying": Out(range(in_flight + 1)),
-            "run": In(1), "reset": In(1),
-        })
+        super().__init__(
+            {
+                "input": In(stream.Signature(isa.queue_entry(command, pc_bits))),
+                "engine": In(EngineControl(command)),
+                "take": Out(TakeRequest()),
+                "post": Out(POST_PAIR),
+                "status": Out(queue_status(pc_bits)),
+                "waiting": Out(1),
+                "waiting_remote": Out(1),
+                "flying": Out(range(in_flight + 1)),
+                "run": In(1),
+                "reset": In(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -90,13 +95,11 @@ class CommandQueue(wiring.Component):
             queue.w_data.eq(self.input.payload),
             queue.w_en.eq(self.input.valid),
             self.input.ready.eq(queue.w_rdy),
-
             self.take.valid.eq(queue.r_rdy & ~offered & flight.w_rdy & self.run),
             self.take.wait0.eq(head.sync.wait0),
             self.take.wait0_en.eq(head.sync.wait0_en),
             self.take.wait1.eq(head.sync.wait1),
             self.take.wait1_en.eq(head.sync.wait1_en),
-
             self.engine.command.valid.eq(offered),
             self.engine.command.payload.eq(head.operands),
             queue.r_en.eq(offered & self.engine.command.ready),
@@ -106,12 +109,12 @@ class CommandQueue(wiring.Component):
             leaving.post.post1.eq(head.sync.post1),
             leaving.post.post1_en.eq(head.sync.post1_en),
             leaving.pc.eq(head.pc),
-
             finished.eq(self.engine.done & flight.r_rdy),
             flight.r_en.eq(finished),
             self.status.idle.eq(~queue.r_rdy & ~flight.r_rdy),
             self.status.stuck.eq(
-                ~flight.r_rdy & ~offered & (~queue.r_rdy | self.take.missing_local)),
+                ~flight.r_rdy & ~offered & (~queue.r_rdy | self.take.missing_local)
+            ),
             self.status.failed.eq(finished & (self.engine.error != isa.Status.RUNNING)),
             self.status.reason.eq(self.engine.error),
             self.status.pc.eq(oldest.pc),

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 LINE_BYTES = 16
-SLICE_FP4_MACS = 65_536  # FP4 multiply-accumulates per cycle of a full-size slice (derived, docs/facts)
+SLICE_FP4_MACS = (
+    65_536  # FP4 multiply-accumulates per cycle of a full-size slice (derived, docs/facts)
+)
 SLICE_HBM_RATE = 150  # bytes per cycle of HBM of a full-size slice at 1.6 GHz (derived)
 FP4_PER_GROUP = 32  # FP4 products of a cell per cycle
 
@@ -139,14 +141,27 @@ def scaled_hbm_rate(rows: int, cols: int) -> Fraction:
 
 
 _TINY = TileConfig(
-    rows=2, cols=4, sram_bytes=64 * 1024, sram_banks=16, kv_bytes=64 * 1024, stream_rows=64,
-    result_depth=16, hbm_rate=Fraction(16), program_beats=4096,
+    rows=2,
+    cols=4,
+    sram_bytes=64 * 1024,
+    sram_banks=16,
+    kv_bytes=64 * 1024,
+    stream_rows=64,
+    result_depth=16,
+    hbm_rate=Fraction(16),
+    program_beats=4096,
 )
 _SMALL = TileConfig(hbm_rate=scaled_hbm_rate(8, 16))
 _MESH = TileConfig(rows=4, cols=8, sram_banks=32, result_depth=32, hbm_rate=scaled_hbm_rate(4, 8))
 _SLICE = TileConfig(
-    rows=32, cols=64, sram_banks=256, result_depth=256, stream_rows=128,
-    hbm_rate=scaled_hbm_rate(32, 64), hbm_port_bytes=128, hbm_ports=2,
+    rows=32,
+    cols=64,
+    sram_banks=256,
+    result_depth=256,
+    stream_rows=128,
+    hbm_rate=scaled_hbm_rate(32, 64),
+    hbm_port_bytes=128,
+    hbm_ports=2,
 )
 
 PRESETS: dict[str, ChipConfig] = {

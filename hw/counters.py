@@ -35,19 +35,25 @@ class ActivityCounters(wiring.Component):
         if not engines or len(set(engines)) != len(engines):
             raise ValueError(f"engines must be different ones, not {engines!r}")
         self.engines = tuple(engines)
-        super().__init__({
-            "activity": In(isa.Activity).array(len(self.engines)),
-            "running": In(1), "clear": In(1),
-            "read_index": In(range(len(self.engines) * len(isa.Activity))),
-            "read_value": Out(COUNTER_BITS), "total": Out(COUNTER_BITS),
-        })
+        super().__init__(
+            {
+                "activity": In(isa.Activity).array(len(self.engines)),
+                "running": In(1),
+                "clear": In(1),
+                "read_index": In(range(len(self.engines) * len(isa.Activity))),
+                "read_value": Out(COUNTER_BITS),
+                "total": Out(COUNTER_BITS),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         kinds = len(isa.Activity)
         counters = [
             Signal(COUNTER_BITS, name=f"{engine.name.lower()}_{kind.name.lower()}")
-            for engine in self.engines for kind in isa.Activity]
+            for engine in self.engines
+            for kind in isa.Activity
+        ]
         with m.If(self.running):
             m.d.sync += self.total.eq(self.total + 1)
             for position, activity in enumerate(self.activity):

@@ -36,13 +36,15 @@ class Dma(wiring.Component):
     def __init__(self, config: TileConfig):
         self.config = config
         self.lines = config.hbm_beat_bytes // LINE_BYTES
-        super().__init__({
-            "control": Out(EngineControl(DMA)),
-            "hbm_read": Out(HbmRead(self.lines)),
-            "hbm_write": Out(HbmWrite(self.lines)),
-            "sram": Out(SramClient(self.lines)),
-            "kv_write": Out(stream.Signature(line_write(self.lines))),
-        })
+        super().__init__(
+            {
+                "control": Out(EngineControl(DMA)),
+                "hbm_read": Out(HbmRead(self.lines)),
+                "hbm_write": Out(HbmWrite(self.lines)),
+                "sram": Out(SramClient(self.lines)),
+                "kv_write": Out(stream.Signature(line_write(self.lines))),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -84,9 +86,14 @@ class Dma(wiring.Component):
         illegal, beyond = Signal(), Signal()
         m.d.comb += [
             illegal.eq(
-                (operands.lines == 0) | (operands.rows == 0) | (direction == 3)
-                | (operands.scaled & to_hbm) | operands.hbm_addr[:4].any()
-                | operands.hbm_stride[:4].any() | (~to_kv & operands.local_addr[:4].any())),
+                (operands.lines == 0)
+                | (operands.rows == 0)
+                | (direction == 3)
+                | (operands.scaled & to_hbm)
+                | operands.hbm_addr[:4].any()
+                | operands.hbm_stride[:4].any()
+                | (~to_kv & operands.local_addr[:4].any())
+            ),
             beyond.eq((hbm_end > config.hbm_bytes // LINE_BYTES) | (local_end > local_limit)),
         ]
 
@@ -123,7 +130,8 @@ class Dma(wiring.Component):
             m.d.sync += sent.eq(Mux(row_sent, 0, sent | ready))
         with m.If(row_sent):
             m.d.sync += [
-                hbm_row.eq(hbm_row + stride), local_row.eq(local_row + operands.local_stride),
+                hbm_row.eq(hbm_row + stride),
+                local_row.eq(local_row + operands.local_stride),
                 rows_left.eq(rows_left - 1),
             ]
 
@@ -153,8 +161,7 @@ class Dma(wiring.Component):
                 ]
                 m.next = "CHECK"
             with m.State("CHECK"):
-                m.d.sync += refusal.eq(
-                    Mux(illegal, Status.ILLEGAL_COMMAND, Status.ADDRESS_RANGE))
+                m.d.sync += refusal.eq(Mux(illegal, Status.ILLEGAL_COMMAND, Status.ADDRESS_RANGE))
                 with m.If(illegal | beyond):
                     m.next = "FAIL"
                 with m.Else():

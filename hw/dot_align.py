@@ -138,11 +138,14 @@ def shift_left(m: Module, name: str, value: Value, amount: Value, fill: Value) -
     return value
 
 
-def carry_save(m: Module, name: str, x: Value, y: Value, z: Value, unit: Value | int = 0) -> tuple[Signal, Signal]:
+def carry_save(
+    m: Module, name: str, x: Value, y: Value, z: Value, unit: Value | int = 0
+) -> tuple[Signal, Signal]:
     """Two signed numbers with the sum of three signed ones and of the bit `unit`."""
     width = max(len(x), len(y), len(z))
     a, b, c = (
-        wire(m, f"{name}_{letter}", operand, signed(width)) for letter, operand in zip("abc", (x, y, z), strict=True)
+        wire(m, f"{name}_{letter}", operand, signed(width))
+        for letter, operand in zip("abc", (x, y, z), strict=True)
     )
     total = wire(m, f"{name}_sum", a ^ b ^ c, signed(width))
     majority = (a & b) | (c & (a ^ b))

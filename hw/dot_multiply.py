@@ -23,7 +23,9 @@ ACT_OFFSET = {Native.E2M1: 2, Native.E4M3: 10, Native.E5M2: 18, Native.BF16: 134
 WEIGHT_OFFSET = {Native.E2M1: 0, Native.E4M3: 10, Native.E5M2: 18, Native.BF16: 134}
 
 
-def add_or_subtract(m: Module, name: str, a: Value, b: Value, subtract: Value, width: int) -> Signal:
+def add_or_subtract(
+    m: Module, name: str, a: Value, b: Value, subtract: Value, width: int
+) -> Signal:
     """Signed a + b or a - b on one carry chain: the extra low bit is the carry in."""
     wide_a = wire(m, f"{name}_a", a, signed(width))
     wide_b = wire(m, f"{name}_b", b, signed(width))
@@ -94,7 +96,9 @@ class DotMultiply(wiring.Component):
                 act_8 = act[8 * u : 8 * u + 8]
                 act_4 = [act[8 * u + 4 * k : 8 * u + 4 * k + 4] for k in range(2)]
                 single = Mux(act_bf16, quarter[4 * q : 4 * q + 4], half[4 * u : 4 * u + 4])
-                weight_4 = [wire(m, f"weight_4_{u}_0", Mux(act_e2m1, weight[8 * u : 8 * u + 4], single))]
+                weight_4 = [
+                    wire(m, f"weight_4_{u}_0", Mux(act_e2m1, weight[8 * u : 8 * u + 4], single))
+                ]
                 weight_4.append(
                     wire(m, f"weight_4_{u}_1",
                          Mux(act_e2m1, weight[8 * u + 4 : 8 * u + 8], weight_4[0]))
@@ -110,7 +114,9 @@ class DotMultiply(wiring.Component):
                 digit = wire(m, f"digit_{u}", Mux(
                     weight_bf16, weight_m8[2 * (q & 3) : 2 * (q & 3) + 2], digit_8))  # fmt: skip
                 act_sign = Mux(act_bf16, act_16[15], act_8[7])
-                weight_sign = Mux(weight_e2m1, weight_4[0][3], Mux(weight_bf16, weight_16[15], weight_8[7]))
+                weight_sign = Mux(
+                    weight_e2m1, weight_4[0][3], Mux(weight_bf16, weight_16[15], weight_8[7])
+                )
                 sign = wire(m, f"sign_{u}", act_sign ^ weight_sign)
                 terms, lane_signs = [], []
                 for k in range(2):

@@ -27,16 +27,18 @@ from hw.wires import wire
 
 LENGTH_BITS = 6
 FP6 = (Format.MXFP6_E2M3, Format.MXFP6_E3M2)
-SLICE_ROW = data.StructLayout({
-    "line": LINE_BITS,
-    "scale": 8,
-    "act_format": 3,
-    "weight_format": 3,
-    "index": 2,
-    "part": 5,
-    "length": LENGTH_BITS,
-    "swap": 1,
-})
+SLICE_ROW = data.StructLayout(
+    {
+        "line": LINE_BITS,
+        "scale": 8,
+        "act_format": 3,
+        "weight_format": 3,
+        "index": 2,
+        "part": 5,
+        "length": LENGTH_BITS,
+        "swap": 1,
+    }
+)
 
 
 def load_line_layout(row_bits: int) -> data.StructLayout:
@@ -170,8 +172,7 @@ class ActivationEdge(wiring.Component):
         selected = Signal(LINE_BITS)
         with m.Switch(then.native):
             with m.Case(Native.E2M1):
-                m.d.comb += selected.eq(
-                    Cat(Mux(present[i], nibbles[i], 0) for i in range(32)))
+                m.d.comb += selected.eq(Cat(Mux(present[i], nibbles[i], 0) for i in range(32)))
             with m.Case(Native.BF16):
                 with m.Switch(repeat):
                     for log in range(3):
@@ -179,7 +180,8 @@ class ActivationEdge(wiring.Component):
                             m.d.comb += selected.eq(Cat(words[q >> log] for q in range(8)))
             with m.Default():
                 m.d.comb += selected.eq(
-                    Mux(repeat[0], Cat(fp8[u >> 1] for u in range(16)), Cat(fp8)))
+                    Mux(repeat[0], Cat(fp8[u >> 1] for u in range(16)), Cat(fp8))
+                )
         m.d.sync += [
             out.eq(then),
             out.codes.eq(selected),
@@ -233,7 +235,8 @@ class WeightEdge(wiring.Component):
         with m.Switch(native):
             with m.Case(Native.E2M1):
                 m.d.comb += selected.eq(
-                    Cat(Mux(present[i], line[4 * i : 4 * i + 4], 0) for i in range(32)))
+                    Cat(Mux(present[i], line[4 * i : 4 * i + 4], 0) for i in range(32))
+                )
             with m.Case(Native.BF16):
                 m.d.comb += selected.eq(Cat(words))
             with m.Default():

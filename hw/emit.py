@@ -40,8 +40,9 @@ class VerilogPlatform:
         return name
 
 
-def place(m: Module, platform: Any, name: str, component: wiring.Component,
-          reset: Any = None) -> None:
+def place(
+    m: Module, platform: Any, name: str, component: wiring.Component, reset: Any = None
+) -> None:
     """Make `component` the submodule `name` of `m`.
 
     With a `VerilogPlatform` and a component that has an `emit_name` this is an Instance of the shared module,

@@ -16,15 +16,19 @@ class StreamFifo(wiring.Component):
         if not isinstance(depth, int) or depth < 1:
             raise ValueError(f"depth must be an integer of at least 1, not {depth!r}")
         self.shape, self.depth = shape, depth
-        super().__init__({
-            "i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape)),
-            "level": Out(range(depth + 1)),
-        })
+        super().__init__(
+            {
+                "i": In(stream.Signature(shape)),
+                "o": Out(stream.Signature(shape)),
+                "level": Out(range(depth + 1)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         entries = Array(
-            Signal(self.shape, name=f"entry{i}", reset_less=True) for i in range(self.depth))
+            Signal(self.shape, name=f"entry{i}", reset_less=True) for i in range(self.depth)
+        )
         head, tail = Signal(range(self.depth)), Signal(range(self.depth))
         put, take = Signal(), Signal()
 
@@ -32,9 +36,11 @@ class StreamFifo(wiring.Component):
             return Mux(pointer == self.depth - 1, 0, pointer + 1)
 
         m.d.comb += [
-            self.i.ready.eq(self.level != self.depth), self.o.valid.eq(self.level != 0),
+            self.i.ready.eq(self.level != self.depth),
+            self.o.valid.eq(self.level != 0),
             self.o.payload.eq(entries[head]),
-            put.eq(self.i.valid & self.i.ready), take.eq(self.o.valid & self.o.ready),
+            put.eq(self.i.valid & self.i.ready),
+            take.eq(self.o.valid & self.o.ready),
         ]
         with m.If(put):
             m.d.sync += [entries[tail].eq(self.i.payload), tail.eq(following(tail))]

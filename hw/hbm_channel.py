@@ -17,22 +17,26 @@ PIECE = data.StructLayout({"address": LINE_ADDRESS_BITS, "lines": PIECE_BITS})
 
 def line_beat(lines: int) -> data.StructLayout:
     """Lines `start` <= i < `end` of `data` count; `error`: the HBM slice answered with an error."""
-    return data.StructLayout({
-        "data": data.ArrayLayout(LINE_BITS, lines),
-        "start": range(lines + 1),
-        "end": range(lines + 1),
-        "error": 1,
-    })
+    return data.StructLayout(
+        {
+            "data": data.ArrayLayout(LINE_BITS, lines),
+            "start": range(lines + 1),
+            "end": range(lines + 1),
+            "error": 1,
+        }
+    )
 
 
 def line_write(lines: int) -> data.StructLayout:
     """Write of the lines with `enable` set; `address` is a multiple of `lines`."""
-    return data.StructLayout({
-        "address": LINE_ADDRESS_BITS,
-        "data": data.ArrayLayout(LINE_BITS, lines),
-        "scales": data.ArrayLayout(SCALE_BITS, lines),
-        "enable": lines,
-    })
+    return data.StructLayout(
+        {
+            "address": LINE_ADDRESS_BITS,
+            "data": data.ArrayLayout(LINE_BITS, lines),
+            "scales": data.ArrayLayout(SCALE_BITS, lines),
+            "enable": lines,
+        }
+    )
 
 
 class HbmRead(wiring.Signature):
@@ -40,10 +44,12 @@ class HbmRead(wiring.Signature):
 
     def __init__(self, lines: int):
         self.lines = lines
-        super().__init__({
-            "request": Out(stream.Signature(PIECE)),
-            "data": In(stream.Signature(line_beat(lines))),
-        })
+        super().__init__(
+            {
+                "request": Out(stream.Signature(PIECE)),
+                "data": In(stream.Signature(line_beat(lines))),
+            }
+        )
 
 
 class HbmWrite(wiring.Signature):
@@ -55,10 +61,17 @@ class HbmWrite(wiring.Signature):
 
     def __init__(self, lines: int):
         self.lines = lines
-        super().__init__({
-            "request": Out(stream.Signature(PIECE)),
-            "data": Out(stream.Signature(data.StructLayout({
-                "data": data.ArrayLayout(LINE_BITS, lines), "enable": lines}))),
-            "idle": In(1),
-            "error": In(1),
-        })
+        super().__init__(
+            {
+                "request": Out(stream.Signature(PIECE)),
+                "data": Out(
+                    stream.Signature(
+                        data.StructLayout(
+                            {"data": data.ArrayLayout(LINE_BITS, lines), "enable": lines}
+                        )
+                    )
+                ),
+                "idle": In(1),
+                "error": In(1),
+            }
+        )

@@ -45,11 +45,13 @@ class HbmPort(wiring.Component):
             raise ValueError(f"channels must be at least 1, not {channels!r}")
         self.config, self.channels = config, channels
         self.lines = config.hbm_beat_bytes // LINE_BYTES
-        super().__init__({
-            "axi": Out(Axi4(config.hbm_port_bytes)).array(config.hbm_ports),
-            "read": In(HbmRead(self.lines)).array(channels),
-            "write": In(HbmWrite(self.lines)),
-        })
+        super().__init__(
+            {
+                "axi": Out(Axi4(config.hbm_port_bytes)).array(config.hbm_ports),
+                "read": In(HbmRead(self.lines)).array(channels),
+                "write": In(HbmWrite(self.lines)),
+            }
+        )
 
     def _address_channel(self, m, name, channel):
         """Register stage of an AR or AW channel: `send` and `beat`, `beats` in, `free` out."""
@@ -84,7 +86,8 @@ class HbmPort(wiring.Component):
 
         send, free, beat, beats = self._address_channel(m, "ar", [axi.ar for axi in self.axi])
         tag_layout = data.StructLayout(
-            {"channel": range(max(self.channels, 2)), "start": line_range, "end": line_range})
+            {"channel": range(max(self.channels, 2)), "start": line_range, "end": line_range}
+        )
         tags = []
         tags_ready = Signal(ports)
         for p in range(ports):
@@ -132,16 +135,25 @@ class HbmPort(wiring.Component):
                 with m.Case(c):
                     burst = splitter.burst.p
                     m.d.comb += [
-                        beat.eq(burst.beat), beats.eq(burst.beats), tag_in.channel.eq(c),
-                        tag_in.start.eq(burst.start), tag_in.end.eq(burst.end),
+                        beat.eq(burst.beat),
+                        beats.eq(burst.beats),
+                        tag_in.channel.eq(c),
+                        tag_in.start.eq(burst.start),
+                        tag_in.end.eq(burst.end),
                     ]
 
         # Arriving beats go to the buffer of the channel that the oldest burst belongs to.
-        part_layout = data.StructLayout({
-            "data": data.ArrayLayout(LINE_BITS, port_lines), "start": line_range,
-            "end": line_range, "error": 1})
-        buffers = [[LineFifo(part_layout, depth) for _ in range(ports)]
-                   for _ in range(self.channels)]
+        part_layout = data.StructLayout(
+            {
+                "data": data.ArrayLayout(LINE_BITS, port_lines),
+                "start": line_range,
+                "end": line_range,
+                "error": 1,
+            }
+        )
+        buffers = [
+            [LineFifo(part_layout, depth) for _ in range(ports)] for _ in range(self.channels)
+        ]
         for p, axi in enumerate(self.axi):
             tag = tags[p]
             first = Signal(init=1, name=f"first{p}")
@@ -177,12 +189,14 @@ class HbmPort(wiring.Component):
             errors = Signal(ports, name=f"errors{c}")
             m.d.comb += [
                 out.valid.eq(present.all()),
-                out.p.start.eq(parts[0].p.start), out.p.end.eq(parts[0].p.end),
+                out.p.start.eq(parts[0].p.start),
+                out.p.end.eq(parts[0].p.end),
                 out.p.error.eq(errors.any()),
             ]
             for p, part in enumerate(parts):
                 m.d.comb += [
-                    present[p].eq(part.valid), errors[p].eq(part.p.error),
+                    present[p].eq(part.valid),
+                    errors[p].eq(part.p.error),
                     part.ready.eq(out.valid & out.ready),
                 ]
                 for i in range(port_lines):
@@ -246,9 +260,11 @@ class HbmPort(wiring.Component):
                     line = p * port_lines + i
                     m.d.sync += [
                         axi.w.p.data[i * LINE_BITS : (i + 1) * LINE_BITS].eq(
-                            self.write.data.p.data[line]),
+                            self.write.data.p.data[line]
+                        ),
                         axi.w.p.strb[i * LINE_BYTES : (i + 1) * LINE_BYTES].eq(
-                            self.write.data.p.enable[line].replicate(LINE_BYTES)),
+                            self.write.data.p.enable[line].replicate(LINE_BYTES)
+                        ),
                     ]
 
     def elaborate(self, platform):

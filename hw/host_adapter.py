@@ -27,8 +27,9 @@ REGION_LO = 28
 COUNTER_LINE = 16
 SEMAPHORE_LINE = 64
 REGISTER_LINES = 128
-CORE_COMMAND = data.StructLayout({
-    "valid": 1, "write": 1, "region": 2, "address": 28, "data": LINE_BITS, "scale": SCALE_BITS})
+CORE_COMMAND = data.StructLayout(
+    {"valid": 1, "write": 1, "region": 2, "address": 28, "data": LINE_BITS, "scale": SCALE_BITS}
+)
 CORE_ANSWER = data.StructLayout({"data": LINE_BITS, "scale": SCALE_BITS, "error": 1})
 
 
@@ -51,12 +52,16 @@ class HostAdapter(wiring.Component):
 
     def __init__(self, config: TileConfig):
         self.config = config
-        super().__init__({
-            "host": Out(HostPort()),
-            "access": Out(CORE_COMMAND), "access_ready": In(1),
-            "answer": In(CORE_ANSWER), "answer_valid": In(1),
-            "soft_reset": Out(1),
-        })
+        super().__init__(
+            {
+                "host": Out(HostPort()),
+                "access": Out(CORE_COMMAND),
+                "access_ready": In(1),
+                "answer": In(CORE_ANSWER),
+                "answer_valid": In(1),
+                "soft_reset": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -69,8 +74,10 @@ class HostAdapter(wiring.Component):
         config = self.config
         with m.Switch(payload.address[REGION_LO:]):
             for region, lines in (
-                (Region.REGISTERS, REGISTER_LINES), (Region.PROGRAM, config.program_beats),
-                (Region.TILE_SRAM, config.sram_lines), (Region.KV_SRAM, config.kv_rows * config.cols),
+                (Region.REGISTERS, REGISTER_LINES),
+                (Region.PROGRAM, config.program_beats),
+                (Region.TILE_SRAM, config.sram_lines),
+                (Region.KV_SRAM, config.kv_rows * config.cols),
             ):
                 with m.Case(region.value):
                     m.d.comb += limit.eq(lines)
@@ -80,16 +87,21 @@ class HostAdapter(wiring.Component):
             self.access.write.eq(payload.write),
             self.access.region.eq(payload.address[REGION_LO:]),
             self.access.address.eq(payload.address[:REGION_LO]),
-            self.access.data.eq(payload.data), self.access.scale.eq(payload.scale),
+            self.access.data.eq(payload.data),
+            self.access.scale.eq(payload.scale),
             taken.eq(self.access.valid & self.access_ready),
             request.ready.eq(~waiting & responses.i.ready & (taken | ~mapped)),
-            responses.i.valid.eq(Mux(waiting, self.answer_valid, request.valid & request.ready
-                                     & (payload.write | ~mapped))),
+            responses.i.valid.eq(
+                Mux(
+                    waiting,
+                    self.answer_valid,
+                    request.valid & request.ready & (payload.write | ~mapped),
+                )
+            ),
             responses.i.payload.data.eq(Mux(waiting, self.answer.data, 0)),
             responses.i.payload.scale.eq(Mux(waiting, self.answer.scale, 0)),
             responses.i.payload.error.eq(Mux(waiting, self.answer.error, ~mapped)),
-            self.soft_reset.eq(taken & payload.write & payload.data[1]
-                               & (payload.address == 0)),
+            self.soft_reset.eq(taken & payload.write & payload.data[1] & (payload.address == 0)),
         ]
         with m.If(taken & ~payload.write):
             m.d.sync += waiting.eq(1)

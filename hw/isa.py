@@ -96,11 +96,21 @@ _ARITHMETIC = ("rd", "rs", "rt", "imm")
 _BRANCH = ("rs", "rt", "imm")
 # Fields that an instruction uses; the others are 0.
 SCALAR_USES: dict[Scalar, tuple[str, ...]] = {
-    Scalar.HALT: (), Scalar.ADD: _ARITHMETIC, Scalar.SUB: _ARITHMETIC, Scalar.MUL: _ARITHMETIC,
-    Scalar.AND: _ARITHMETIC, Scalar.SHL: _ARITHMETIC, Scalar.SHR: _ARITHMETIC,
-    Scalar.WRAP: _ARITHMETIC, Scalar.LOAD: ("rd", "rs", "imm"),
-    Scalar.BEQ: _BRANCH, Scalar.BNE: _BRANCH, Scalar.BLT: _BRANCH,
-    Scalar.WAIT: ("imm",), Scalar.POST: ("imm",), Scalar.FENCE: (),
+    Scalar.HALT: (),
+    Scalar.ADD: _ARITHMETIC,
+    Scalar.SUB: _ARITHMETIC,
+    Scalar.MUL: _ARITHMETIC,
+    Scalar.AND: _ARITHMETIC,
+    Scalar.SHL: _ARITHMETIC,
+    Scalar.SHR: _ARITHMETIC,
+    Scalar.WRAP: _ARITHMETIC,
+    Scalar.LOAD: ("rd", "rs", "imm"),
+    Scalar.BEQ: _BRANCH,
+    Scalar.BNE: _BRANCH,
+    Scalar.BLT: _BRANCH,
+    Scalar.WAIT: ("imm",),
+    Scalar.POST: ("imm",),
+    Scalar.FENCE: (),
 }
 SCALAR_DOCS: dict[Scalar, str] = {
     Scalar.HALT: "wait until every engine is idle, then stop with DONE",
@@ -123,8 +133,14 @@ SCALAR_DOCS: dict[Scalar, str] = {
 # Word 1 of an engine command: two semaphores to take before it starts, two to post when it is
 # complete.
 SYNC_FIELDS = {
-    "wait0": (0, 5), "wait0_en": (5, 1), "wait1": (6, 5), "wait1_en": (11, 1),
-    "post0": (12, 5), "post0_en": (17, 1), "post1": (18, 5), "post1_en": (23, 1),
+    "wait0": (0, 5),
+    "wait0_en": (5, 1),
+    "wait1": (6, 5),
+    "wait1_en": (11, 1),
+    "post0": (12, 5),
+    "post0_en": (17, 1),
+    "post1": (18, 5),
+    "post1_en": (23, 1),
 }
 
 
@@ -160,8 +176,10 @@ class Command:
         for op in self.operands:
             if op.name == name:
                 return op
-        raise ValueError(f"operand of {self.name} must be one of "
-                         f"{', '.join(o.name for o in self.operands)}, not {name!r}")
+        raise ValueError(
+            f"operand of {self.name} must be one of "
+            f"{', '.join(o.name for o in self.operands)}, not {name!r}"
+        )
 
 
 class Init(IntEnum):
@@ -229,144 +247,219 @@ class Scope(IntEnum):
     COLUMN = 2
 
 
-MATMUL = Command("MATMUL", 32, Engine.MATRIX, (
-    "out[m, n] = init + sum over k of act[m, k] * weight[k, n], in the array's order. "
-    "Activation rows lie in tile SRAM; weights are rows of the KV SRAM (column tile t, group "
-    "g in row weight_addr + t * weight_nstride + g * weight_gstride, bank = column) or come "
-    "in order from the weight stream."), (
-    Operand("act_addr", 2, 32,
-            "byte address of activation row 0; a multiple of 16 * rows * lines per group"),
-    Operand("act_stride", 3, 16, "lines from one activation row to the next; same multiple"),
-    Operand("m", 4, 16, "activation rows, 1 to acc_rows"),
-    Operand("n", 5, 16, "result columns"),
-    Operand("k", 6, 16, "contraction length in elements"),
-    Operand("weight_addr", 7, 24, "KV SRAM row"),
-    Operand("weight_gstride", 8, 16, "rows from one group to the next"),
-    Operand("weight_nstride", 9, 16, "rows from one column tile to the next"),
-    Operand("out_addr", 10, 32,
-            "byte address of result row 0; a multiple of the size of cols results"),
-    Operand("out_stride", 11, 16, "lines from one result row to the next"),
-    Operand("bias_addr", 12, 32, "byte address of the FP32 bias vector; a multiple of 4 * cols"),
-    Operand("act_format", 13, 3, "Format of the activations", 0),
-    Operand("weight_format", 13, 3, "Format of the weights", 3),
-    Operand("stream", 13, 1, "1: weights from the weight stream", 6),
-    Operand("init", 13, 1, "Init", 7),
-    Operand("out_bf16", 13, 1, "1: results rounded to BF16, 0: FP32", 8),
-))
+MATMUL = Command(
+    "MATMUL",
+    32,
+    Engine.MATRIX,
+    (
+        "out[m, n] = init + sum over k of act[m, k] * weight[k, n], in the array's order. "
+        "Activation rows lie in tile SRAM; weights are rows of the KV SRAM (column tile t, group "
+        "g in row weight_addr + t * weight_nstride + g * weight_gstride, bank = column) or come "
+        "in order from the weight stream."
+    ),
+    (
+        Operand(
+            "act_addr",
+            2,
+            32,
+            "byte address of activation row 0; a multiple of 16 * rows * lines per group",
+        ),
+        Operand("act_stride", 3, 16, "lines from one activation row to the next; same multiple"),
+        Operand("m", 4, 16, "activation rows, 1 to acc_rows"),
+        Operand("n", 5, 16, "result columns"),
+        Operand("k", 6, 16, "contraction length in elements"),
+        Operand("weight_addr", 7, 24, "KV SRAM row"),
+        Operand("weight_gstride", 8, 16, "rows from one group to the next"),
+        Operand("weight_nstride", 9, 16, "rows from one column tile to the next"),
+        Operand(
+            "out_addr",
+            10,
+            32,
+            "byte address of result row 0; a multiple of the size of cols results",
+        ),
+        Operand("out_stride", 11, 16, "lines from one result row to the next"),
+        Operand(
+            "bias_addr", 12, 32, "byte address of the FP32 bias vector; a multiple of 4 * cols"
+        ),
+        Operand("act_format", 13, 3, "Format of the activations", 0),
+        Operand("weight_format", 13, 3, "Format of the weights", 3),
+        Operand("stream", 13, 1, "1: weights from the weight stream", 6),
+        Operand("init", 13, 1, "Init", 7),
+        Operand("out_bf16", 13, 1, "1: results rounded to BF16, 0: FP32", 8),
+    ),
+)
 
-VECTOR = Command("VECTOR", 33, Engine.VECTOR, (
-    "For each of rows x cols elements: x = clamp(a); y = op1(x, s1); y = y * s2; y = y + s3; "
-    "y = f(y); y = y * s4; masked elements give +0; y is stored at out and the row's y are "
-    "reduced to one FP32 at reduce_addr. Every stage is optional."), (
-    Operand("a_addr", 4, 32, "byte address of a (always a vector operand)"),
-    Operand("b_addr", 5, 32, "byte address of b, or its FP32 value", fp32=True),
-    Operand("d_addr", 6, 32, "byte address of d, or its FP32 value", fp32=True),
-    Operand("out_addr", 7, 32, "byte address of the result"),
-    Operand("reduce_addr", 8, 32, "byte address of the reduction of row 0; row r goes to + 4 r"),
-    Operand("a_stride", 9, 16, "bytes / 4 from row to row of a", 0),
-    Operand("b_stride", 9, 16, "bytes / 4 from row to row of b (VECTOR and ROW)", 16),
-    Operand("d_stride", 10, 16, "bytes / 4 from row to row of d", 0),
-    Operand("out_stride", 10, 16, "bytes / 4 from row to row of the result", 16),
-    Operand("rows", 11, 16, "rows, at least 1"),
-    Operand("cols", 12, 16, "elements of a row, at least 1"),
-    Operand("clamp", 13, 32, "FP32 limit c of the clamp", fp32=True),
-    Operand("mask_lo", 14, 16, "first element of the cyclic range [mask_lo, mask_hi) that counts"),
-    Operand("mask_hi", 15, 16, "end of that range; lo > hi wraps: elements >= lo or < hi"),
-    Operand("a_format", 2, 3, "Format of a", 0),
-    Operand("b_format", 2, 3, "Format of b (VECTOR)", 3),
-    Operand("d_format", 2, 3, "Format of d (VECTOR)", 6),
-    Operand("out_format", 2, 3, "Format of the result", 9),
-    Operand("b_kind", 2, 2, "Kind", 12),
-    Operand("d_kind", 2, 2, "Kind", 14),
-    Operand("permute", 2, 4, "0: none, else a's element i is taken from i XOR 2^(permute - 1)", 16),
-    Operand("clamp_hi", 2, 1, "x = minimum(a, c)", 20),
-    Operand("clamp_lo", 2, 1, "x = maximum(x, -c)", 21),
-    Operand("mask", 2, 1, "1: apply the element mask", 22),
-    Operand("store", 2, 1, "1: store the result", 23),
-    Operand("op1", 3, 3, "Op1", 0),
-    Operand("s1", 3, 2, "Select of op1", 3),
-    Operand("mul", 3, 1, "multiply by s2", 5),
-    Operand("s2", 3, 2, "Select", 6),
-    Operand("add", 3, 1, "add s3", 8),
-    Operand("s3", 3, 2, "Select", 9),
-    Operand("function", 3, 3, "Function", 11),
-    Operand("mul2", 3, 1, "multiply by s4", 14),
-    Operand("s4", 3, 2, "Select", 15),
-    Operand("reduce", 3, 2, "Reduce", 17),
-))
+VECTOR = Command(
+    "VECTOR",
+    33,
+    Engine.VECTOR,
+    (
+        "For each of rows x cols elements: x = clamp(a); y = op1(x, s1); y = y * s2; y = y + s3; "
+        "y = f(y); y = y * s4; masked elements give +0; y is stored at out and the row's y are "
+        "reduced to one FP32 at reduce_addr. Every stage is optional."
+    ),
+    (
+        Operand("a_addr", 4, 32, "byte address of a (always a vector operand)"),
+        Operand("b_addr", 5, 32, "byte address of b, or its FP32 value", fp32=True),
+        Operand("d_addr", 6, 32, "byte address of d, or its FP32 value", fp32=True),
+        Operand("out_addr", 7, 32, "byte address of the result"),
+        Operand(
+            "reduce_addr", 8, 32, "byte address of the reduction of row 0; row r goes to + 4 r"
+        ),
+        Operand("a_stride", 9, 16, "bytes / 4 from row to row of a", 0),
+        Operand("b_stride", 9, 16, "bytes / 4 from row to row of b (VECTOR and ROW)", 16),
+        Operand("d_stride", 10, 16, "bytes / 4 from row to row of d", 0),
+        Operand("out_stride", 10, 16, "bytes / 4 from row to row of the result", 16),
+        Operand("rows", 11, 16, "rows, at least 1"),
+        Operand("cols", 12, 16, "elements of a row, at least 1"),
+        Operand("clamp", 13, 32, "FP32 limit c of the clamp", fp32=True),
+        Operand(
+            "mask_lo", 14, 16, "first element of the cyclic range [mask_lo, mask_hi) that counts"
+        ),
+        Operand("mask_hi", 15, 16, "end of that range; lo > hi wraps: elements >= lo or < hi"),
+        Operand("a_format", 2, 3, "Format of a", 0),
+        Operand("b_format", 2, 3, "Format of b (VECTOR)", 3),
+        Operand("d_format", 2, 3, "Format of d (VECTOR)", 6),
+        Operand("out_format", 2, 3, "Format of the result", 9),
+        Operand("b_kind", 2, 2, "Kind", 12),
+        Operand("d_kind", 2, 2, "Kind", 14),
+        Operand(
+            "permute", 2, 4, "0: none, else a's element i is taken from i XOR 2^(permute - 1)", 16
+        ),
+        Operand("clamp_hi", 2, 1, "x = minimum(a, c)", 20),
+        Operand("clamp_lo", 2, 1, "x = maximum(x, -c)", 21),
+        Operand("mask", 2, 1, "1: apply the element mask", 22),
+        Operand("store", 2, 1, "1: store the result", 23),
+        Operand("op1", 3, 3, "Op1", 0),
+        Operand("s1", 3, 2, "Select of op1", 3),
+        Operand("mul", 3, 1, "multiply by s2", 5),
+        Operand("s2", 3, 2, "Select", 6),
+        Operand("add", 3, 1, "add s3", 8),
+        Operand("s3", 3, 2, "Select", 9),
+        Operand("function", 3, 3, "Function", 11),
+        Operand("mul2", 3, 1, "multiply by s4", 14),
+        Operand("s4", 3, 2, "Select", 15),
+        Operand("reduce", 3, 2, "Reduce", 17),
+    ),
+)
 
-TOPK = Command("TOPK", 34, Engine.TOPK, (
-    "The k largest of `count` FP32 scores, descending, lower index first on equal scores, "
-    "NaN last: ids as 32-bit words at ids_addr, scores at scores_addr."), (
-    Operand("score_addr", 2, 32, "byte address of the scores, a multiple of 16"),
-    Operand("count", 3, 16, "scores, 1 to max_experts"),
-    Operand("k", 4, 8, "1 to max_topk and at most count"),
-    Operand("ids_addr", 5, 32, "byte address, a multiple of 16"),
-    Operand("scores_addr", 6, 32, "byte address, a multiple of 16"),
-))
+TOPK = Command(
+    "TOPK",
+    34,
+    Engine.TOPK,
+    (
+        "The k largest of `count` FP32 scores, descending, lower index first on equal scores, "
+        "NaN last: ids as 32-bit words at ids_addr, scores at scores_addr."
+    ),
+    (
+        Operand("score_addr", 2, 32, "byte address of the scores, a multiple of 16"),
+        Operand("count", 3, 16, "scores, 1 to max_experts"),
+        Operand("k", 4, 8, "1 to max_topk and at most count"),
+        Operand("ids_addr", 5, 32, "byte address, a multiple of 16"),
+        Operand("scores_addr", 6, 32, "byte address, a multiple of 16"),
+    ),
+)
 
-DMA = Command("DMA", 35, Engine.DMA, (
-    "Moves rows of lines between the HBM slice and an SRAM. A scaled row is a sequence of "
-    "runs in HBM: one line of 16 scales, then up to 16 data lines; scales land beside their "
-    "lines."), (
-    Operand("hbm_addr", 2, 32, "byte address in the HBM slice, a multiple of 16"),
-    Operand("hbm_stride", 3, 32, "bytes from row to row, a multiple of 16"),
-    Operand("local_addr", 4, 32,
-            "tile SRAM byte address, or KV SRAM line address (row * cols + bank)"),
-    Operand("local_stride", 5, 24, "lines from row to row"),
-    Operand("lines", 6, 24, "data lines of a row, at least 1"),
-    Operand("rows", 7, 16, "rows, at least 1"),
-    Operand("direction", 8, 2, "Direction", 0),
-    Operand("scaled", 8, 1, "1: rows are sequences of runs (towards the SRAMs only)", 2),
-))
+DMA = Command(
+    "DMA",
+    35,
+    Engine.DMA,
+    (
+        "Moves rows of lines between the HBM slice and an SRAM. A scaled row is a sequence of "
+        "runs in HBM: one line of 16 scales, then up to 16 data lines; scales land beside their "
+        "lines."
+    ),
+    (
+        Operand("hbm_addr", 2, 32, "byte address in the HBM slice, a multiple of 16"),
+        Operand("hbm_stride", 3, 32, "bytes from row to row, a multiple of 16"),
+        Operand(
+            "local_addr",
+            4,
+            32,
+            "tile SRAM byte address, or KV SRAM line address (row * cols + bank)",
+        ),
+        Operand("local_stride", 5, 24, "lines from row to row"),
+        Operand("lines", 6, 24, "data lines of a row, at least 1"),
+        Operand("rows", 7, 16, "rows, at least 1"),
+        Operand("direction", 8, 2, "Direction", 0),
+        Operand("scaled", 8, 1, "1: rows are sequences of runs (towards the SRAMs only)", 2),
+    ),
+)
 
-STREAM = Command("STREAM", 36, Engine.STREAM, (
-    "Streams weight rows from the HBM slice into the ring of the KV SRAM, from which MATMUL "
-    "takes them in order. A row is cols lines; scaled streams are sequences of runs as in "
-    "DMA, over all lines of the command."), (
-    Operand("hbm_addr", 2, 32, "byte address in the HBM slice, a multiple of 16"),
-    Operand("rows", 3, 24, "weight rows, at least 1"),
-    Operand("scaled", 4, 1, "1: lines come in runs with scales, 0: lines only"),
-))
+STREAM = Command(
+    "STREAM",
+    36,
+    Engine.STREAM,
+    (
+        "Streams weight rows from the HBM slice into the ring of the KV SRAM, from which MATMUL "
+        "takes them in order. A row is cols lines; scaled streams are sequences of runs as in "
+        "DMA, over all lines of the command."
+    ),
+    (
+        Operand("hbm_addr", 2, 32, "byte address in the HBM slice, a multiple of 16"),
+        Operand("rows", 3, 24, "weight rows, at least 1"),
+        Operand("scaled", 4, 1, "1: lines come in runs with scales, 0: lines only"),
+    ),
+)
 
-KVAPPEND = Command("KVAPPEND", 37, Engine.KV, (
-    "Appends one token to a KV cache: its key (head_dim BF16 values in tile SRAM) as lines "
-    "of bank slot mod cols, its value as one element in every bank."), (
-    Operand("k_addr", 2, 32, "byte address of the key, a multiple of 16"),
-    Operand("v_addr", 3, 32, "byte address of the value, a multiple of 16"),
-    Operand("slot", 4, 24, "ring slot (token index modulo ring length)"),
-    Operand("k_base", 5, 24, "first KV SRAM row of the key region"),
-    Operand("v_base", 6, 24, "first KV SRAM row of the value region"),
-    Operand("head_dim", 7, 16, "elements, a multiple of 8"),
-    Operand("keys", 8, 1, "1: append the key", 0),
-    Operand("values", 8, 1, "1: append the value", 1),
-))
+KVAPPEND = Command(
+    "KVAPPEND",
+    37,
+    Engine.KV,
+    (
+        "Appends one token to a KV cache: its key (head_dim BF16 values in tile SRAM) as lines "
+        "of bank slot mod cols, its value as one element in every bank."
+    ),
+    (
+        Operand("k_addr", 2, 32, "byte address of the key, a multiple of 16"),
+        Operand("v_addr", 3, 32, "byte address of the value, a multiple of 16"),
+        Operand("slot", 4, 24, "ring slot (token index modulo ring length)"),
+        Operand("k_base", 5, 24, "first KV SRAM row of the key region"),
+        Operand("v_base", 6, 24, "first KV SRAM row of the value region"),
+        Operand("head_dim", 7, 16, "elements, a multiple of 8"),
+        Operand("keys", 8, 1, "1: append the key", 0),
+        Operand("values", 8, 1, "1: append the value", 1),
+    ),
+)
 
-SEND = Command("SEND", 38, Engine.NOC, (
-    "Writes lines of this tile's SRAM into another tile's, then posts a semaphore there."), (
-    Operand("x", 2, 8, "destination column"),
-    Operand("y", 3, 8, "destination row"),
-    Operand("src_addr", 4, 32, "byte address here, a multiple of 16"),
-    Operand("dst_addr", 5, 32, "byte address there, a multiple of 16"),
-    Operand("src_stride", 6, 16, "lines from row to row here"),
-    Operand("dst_stride", 7, 16, "lines from row to row there"),
-    Operand("lines", 8, 16, "lines of a row, at least 1"),
-    Operand("rows", 9, 16, "rows, at least 1"),
-    Operand("semaphore", 10, 5, "semaphore to post there, one of the remote ones", 0),
-    Operand("post", 10, 1, "1: post it", 5),
-))
+SEND = Command(
+    "SEND",
+    38,
+    Engine.NOC,
+    ("Writes lines of this tile's SRAM into another tile's, then posts a semaphore there."),
+    (
+        Operand("x", 2, 8, "destination column"),
+        Operand("y", 3, 8, "destination row"),
+        Operand("src_addr", 4, 32, "byte address here, a multiple of 16"),
+        Operand("dst_addr", 5, 32, "byte address there, a multiple of 16"),
+        Operand("src_stride", 6, 16, "lines from row to row here"),
+        Operand("dst_stride", 7, 16, "lines from row to row there"),
+        Operand("lines", 8, 16, "lines of a row, at least 1"),
+        Operand("rows", 9, 16, "rows, at least 1"),
+        Operand("semaphore", 10, 5, "semaphore to post there, one of the remote ones", 0),
+        Operand("post", 10, 1, "1: post it", 5),
+    ),
+)
 
-COLLECTIVE = Command("COLLECTIVE", 39, Engine.COLLECTIVE, (
-    "Takes part in a collective operation over FP32 lines; every tile of the scope issues "
-    "the same command."), (
-    Operand("src_addr", 2, 32, "byte address of this tile's contribution, a multiple of 16"),
-    Operand("dst_addr", 3, 32, "byte address of the result, a multiple of 16"),
-    Operand("lines", 4, 16, "lines, at least 1"),
-    Operand("op", 5, 2, "CollectiveOp"),
-    Operand("scope", 6, 2, "Scope"),
-    Operand("root", 7, 8,
-            "position of the sender in the scope (BROADCAST): y * mesh_x + x, x or y"),
-))
+COLLECTIVE = Command(
+    "COLLECTIVE",
+    39,
+    Engine.COLLECTIVE,
+    (
+        "Takes part in a collective operation over FP32 lines; every tile of the scope issues "
+        "the same command."
+    ),
+    (
+        Operand("src_addr", 2, 32, "byte address of this tile's contribution, a multiple of 16"),
+        Operand("dst_addr", 3, 32, "byte address of the result, a multiple of 16"),
+        Operand("lines", 4, 16, "lines, at least 1"),
+        Operand("op", 5, 2, "CollectiveOp"),
+        Operand("scope", 6, 2, "Scope"),
+        Operand(
+            "root", 7, 8, "position of the sender in the scope (BROADCAST): y * mesh_x + x, x or y"
+        ),
+    ),
+)
 
 COMMANDS: tuple[Command, ...] = (MATMUL, VECTOR, TOPK, DMA, STREAM, KVAPPEND, SEND, COLLECTIVE)
 BY_OPCODE = {c.opcode: c for c in COMMANDS}
@@ -383,5 +476,6 @@ SYNC_LAYOUT = data.StructLayout({name: width for name, (_, width) in SYNC_FIELDS
 
 def queue_entry(command: Command, pc_bits: int) -> data.StructLayout:
     """A command on its way to its engine: operands, semaphores, and beat address for the status."""
-    return data.StructLayout({
-        "operands": operand_layout(command), "sync": SYNC_LAYOUT, "pc": pc_bits})
+    return data.StructLayout(
+        {"operands": operand_layout(command), "sync": SYNC_LAYOUT, "pc": pc_bits}
+    )

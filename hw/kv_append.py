@@ -28,11 +28,13 @@ class KvAppend(wiring.Component):
 
     def __init__(self, config: TileConfig):
         self.config = config
-        super().__init__({
-            "control": Out(EngineControl(KVAPPEND)),
-            "source": Out(SramClient(1)),
-            "append": Out(stream.Signature(append_layout(config.cols))),
-        })
+        super().__init__(
+            {
+                "control": Out(EngineControl(KVAPPEND)),
+                "source": Out(SramClient(1)),
+                "append": Out(stream.Signature(append_layout(config.cols))),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -42,8 +44,10 @@ class KvAppend(wiring.Component):
         given = self.control.command.payload
         legal, in_range = Signal(), Signal()
         lines, tiles = Signal(13, reset_less=True), Signal(16, reset_less=True)
-        key_row, value_row = Signal(ROW_BITS + 16, reset_less=True), Signal(
-            ROW_BITS + 16, reset_less=True)
+        key_row, value_row = (
+            Signal(ROW_BITS + 16, reset_less=True),
+            Signal(ROW_BITS + 16, reset_less=True),
+        )
         m.submodules.buffer = buffer = StreamFifo(LINE_BITS, BUFFER)
         reading, read_value = Signal(), Signal()
         read_line = Signal(13, reset_less=True)
@@ -53,13 +57,29 @@ class KvAppend(wiring.Component):
         settle = Signal(range(WRITE_DELAY + 1))
 
         m.d.comb += [
-            legal.eq((given.head_dim != 0) & ~given.head_dim[:3].any() & ~given.k_addr[:4].any()
-                     & ~given.v_addr[:4].any() & (given.keys | given.values)),
+            legal.eq(
+                (given.head_dim != 0)
+                & ~given.head_dim[:3].any()
+                & ~given.k_addr[:4].any()
+                & ~given.v_addr[:4].any()
+                & (given.keys | given.values)
+            ),
             in_range.eq(
-                (~command.keys | ((key_row + lines <= config.stream_base)
-                                  & (command.k_addr[4:] + lines <= config.sram_lines)))
-                & (~command.values | ((value_row + tiles <= config.stream_base)
-                                      & (command.v_addr[4:] + lines <= config.sram_lines)))),
+                (
+                    ~command.keys
+                    | (
+                        (key_row + lines <= config.stream_base)
+                        & (command.k_addr[4:] + lines <= config.sram_lines)
+                    )
+                )
+                & (
+                    ~command.values
+                    | (
+                        (value_row + tiles <= config.stream_base)
+                        & (command.v_addr[4:] + lines <= config.sram_lines)
+                    )
+                )
+            ),
         ]
 
         # Reads: key lines, then value lines, as far as the buffer has room.
@@ -69,7 +89,8 @@ class KvAppend(wiring.Component):
             request.valid.eq(reading & (in_flight + buffer.level < BUFFER)),
             request.payload.address.eq(address + read_line),
             granted.eq(request.valid & request.ready),
-            buffer.i.valid.eq(self.source.valid), buffer.i.payload.eq(self.source.response.data[0]),
+            buffer.i.valid.eq(self.source.valid),
+            buffer.i.payload.eq(self.source.response.data[0]),
         ]
         m.d.sync += in_flight.eq(in_flight + granted - self.source.valid)
         with m.If(granted):
@@ -114,15 +135,15 @@ class KvAppend(wiring.Component):
                 m.d.comb += self.control.command.ready.eq(1)
                 with m.If(self.control.command.valid):
                     m.d.sync += [
-                        command.eq(given), lines.eq(given.head_dim >> 3),
+                        command.eq(given),
+                        lines.eq(given.head_dim >> 3),
                         tiles.eq((given.head_dim + (cols - 1)) >> col_bits),
                     ]
                     m.next = "ROWS"
                     with m.If(~legal):
                         m.next = "ILLEGAL"
             with m.State("ILLEGAL"):
-                m.d.comb += [self.control.done.eq(1),
-                             self.control.error.eq(Status.ILLEGAL_COMMAND)]
+                m.d.comb += [self.control.done.eq(1), self.control.error.eq(Status.ILLEGAL_COMMAND)]
                 m.next = "IDLE"
             with m.State("ROWS"):
                 m.d.sync += [
@@ -132,8 +153,12 @@ class KvAppend(wiring.Component):
                 m.next = "CHECK"
             with m.State("CHECK"):
                 m.d.sync += [
-                    read_line.eq(0), read_value.eq(~command.keys), write_line.eq(0),
-                    write_value.eq(~command.keys), element.eq(0), settle.eq(0),
+                    read_line.eq(0),
+                    read_value.eq(~command.keys),
+                    write_line.eq(0),
+                    write_value.eq(~command.keys),
+                    element.eq(0),
+                    settle.eq(0),
                 ]
                 with m.If(in_range):
                     m.d.sync += reading.eq(1)

@@ -25,10 +25,15 @@ def append_layout(cols: int) -> data.StructLayout:
     """A write of KVAPPEND. `key`: `line` to bank `bank`; else element i of `line` (`append_width` of
     them) to granule `granule` of bank `bank` + i.
     """
-    return data.StructLayout({
-        "row": ROW_BITS, "bank": (cols - 1).bit_length(), "key": 1,
-        "granule": (GRANULES - 1).bit_length(), "line": LINE_BITS,
-    })
+    return data.StructLayout(
+        {
+            "row": ROW_BITS,
+            "bank": (cols - 1).bit_length(),
+            "key": 1,
+            "granule": (GRANULES - 1).bit_length(),
+            "line": LINE_BITS,
+        }
+    )
 
 
 class KvSram(wiring.Component):
@@ -56,23 +61,33 @@ class KvSram(wiring.Component):
         self.lines = config.hbm_beat_bytes // LINE_BYTES
         if self.lines > config.cols:
             raise ValueError(
-                f"cols must be at least the {self.lines} lines of an HBM beat, not {config.cols!r}")
+                f"cols must be at least the {self.lines} lines of an HBM beat, not {config.cols!r}"
+            )
         if meta_bits < 1:
             raise ValueError(f"meta_bits must be at least 1, not {meta_bits!r}")
         self.config, self.meta_bits = config, meta_bits
-        super().__init__({
-            "read": In(WeightRead(config.cols, meta_bits)),
-            "read_fault": Out(1),
-            "stream_write": In(stream.Signature(line_write(self.lines))),
-            "append": In(stream.Signature(append_layout(config.cols))),
-            "dma_write": In(stream.Signature(line_write(self.lines))),
-            "host_write": In(stream.Signature(line_write(1))),
-            "host_read": In(wiring.Signature({
-                "request": Out(stream.Signature(LINE_ADDRESS_BITS)),
-                "response": In(stream.Signature(data.StructLayout(
-                    {"data": LINE_BITS, "scale": SCALE_BITS}))),
-            })),
-        })
+        super().__init__(
+            {
+                "read": In(WeightRead(config.cols, meta_bits)),
+                "read_fault": Out(1),
+                "stream_write": In(stream.Signature(line_write(self.lines))),
+                "append": In(stream.Signature(append_layout(config.cols))),
+                "dma_write": In(stream.Signature(line_write(self.lines))),
+                "host_write": In(stream.Signature(line_write(1))),
+                "host_read": In(
+                    wiring.Signature(
+                        {
+                            "request": Out(stream.Signature(LINE_ADDRESS_BITS)),
+                            "response": In(
+                                stream.Signature(
+                                    data.StructLayout({"data": LINE_BITS, "scale": SCALE_BITS})
+                                )
+                            ),
+                        }
+                    )
+                ),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -97,11 +112,13 @@ class KvSram(wiring.Component):
             column = self.read.column[c]
             outside = Signal(name=f"outside{c}")
             m.d.sync += [
-                column.valid.eq(command.valid), column.meta.eq(command.meta),
+                column.valid.eq(command.valid),
+                column.meta.eq(command.meta),
                 outside.eq(command.row[row_bits:].any()),
             ]
             m.d.comb += [
-                bank.read_en.eq(command.valid), bank.read_addr.eq(command.row[:row_bits]),
+                bank.read_en.eq(command.valid),
+                bank.read_addr.eq(command.row[:row_bits]),
                 column.line.eq(Mux(outside, 0, bank.read_data[:LINE_BITS])),
                 column.scale.eq(Mux(outside, 0, bank.read_data[LINE_BITS:])),
             ]
@@ -126,8 +143,9 @@ class KvSram(wiring.Component):
         for c, bank in enumerate(banks):
             with m.If(request.valid & ~busy & (bank_now == c) & ~reading[c]):
                 m.d.comb += [
-                    granted.eq(1), bank.read_en.eq(1),
-                    bank.read_addr.eq(request.payload[col_bits:col_bits + row_bits]),
+                    granted.eq(1),
+                    bank.read_en.eq(1),
+                    bank.read_addr.eq(request.payload[col_bits : col_bits + row_bits]),
                 ]
             with m.If(arriving & (bank_then == c)):
                 m.d.sync += held.eq(bank.read_data)
@@ -149,11 +167,14 @@ class KvSram(wiring.Component):
             before = taken
 
         row = Signal(row_bits)
-        line_writers = [(0, self.stream_write, self.lines), (2, self.dma_write, self.lines),
-                        (3, self.host_write, 1)]
+        line_writers = [
+            (0, self.stream_write, self.lines),
+            (2, self.dma_write, self.lines),
+            (3, self.host_write, 1),
+        ]
         for i, writer, _ in line_writers:
             with m.If(granted[i]):
-                m.d.comb += row.eq(writer.payload.address[col_bits:col_bits + row_bits])
+                m.d.comb += row.eq(writer.payload.address[col_bits : col_bits + row_bits])
         append = self.append.payload
         with m.If(granted[1]):
             m.d.comb += row.eq(append.row)
@@ -164,8 +185,9 @@ class KvSram(wiring.Component):
             for i, writer, lines in line_writers:
                 lane, low = c % lines, lines.bit_length() - 1
                 payload = writer.payload
-                with m.If(granted[i] & payload.enable[lane]
-                          & (payload.address[low:col_bits] == c >> low)):
+                with m.If(
+                    granted[i] & payload.enable[lane] & (payload.address[low:col_bits] == c >> low)
+                ):
                     m.d.comb += [
                         bank.write_data.eq(Cat(payload.data[lane], payload.scales[lane])),
                         bank.write_en.eq(-1),
@@ -180,8 +202,10 @@ class KvSram(wiring.Component):
                 with m.Elif(append.bank[width_bits:] == c >> width_bits):
                     element = append.line.word_select(c % width, GRANULE_BITS)
                     m.d.comb += bank.write_data.eq(
-                        Cat(element.replicate(GRANULES), Const(SCALE_ONE, SCALE_BITS)))
+                        Cat(element.replicate(GRANULES), Const(SCALE_ONE, SCALE_BITS))
+                    )
                     for g in range(GRANULES):
-                        m.d.comb += bank.write_en[2 * g:2 * g + 2].eq(
-                            (append.granule == g).replicate(2))
+                        m.d.comb += bank.write_en[2 * g : 2 * g + 2].eq(
+                            (append.granule == g).replicate(2)
+                        )
                     m.d.comb += bank.write_en[-1].eq(1)

@@ -19,10 +19,12 @@ class LineFifo(wiring.Component):
         if depth < 2 or depth & (depth - 1):
             raise ValueError(f"depth must be a power of two of at least 2, not {depth!r}")
         self.shape, self.depth = shape, depth
-        super().__init__({
-            "input": In(stream.Signature(shape)),
-            "output": Out(stream.Signature(shape)),
-        })
+        super().__init__(
+            {
+                "input": In(stream.Signature(shape)),
+                "output": Out(stream.Signature(shape)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

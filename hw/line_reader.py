@@ -22,11 +22,13 @@ class LineReader(wiring.Component):
         if not isinstance(depth, int) or depth < 1:
             raise ValueError(f"depth must be at least 1, not {depth!r}")
         self.depth = depth
-        super().__init__({
-            "address": In(stream.Signature(LINE_ADDRESS_BITS)),
-            "memory": Out(SramClient(1)),
-            "line": Out(stream.Signature(LINE)),
-        })
+        super().__init__(
+            {
+                "address": In(stream.Signature(LINE_ADDRESS_BITS)),
+                "memory": Out(SramClient(1)),
+                "line": Out(stream.Signature(LINE)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

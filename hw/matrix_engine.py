@@ -39,18 +39,21 @@ class MatrixEngine(wiring.Component):
     def __init__(self, config: TileConfig):
         self.config = config
         self.array = MatmulArray(
-            config.rows, config.cols, acc_rows=config.acc_rows, result_depth=config.result_depth)
-        super().__init__({
-            "control": Out(EngineControl(MATMUL)),
-            "activation": Out(ActivationClient(config.rows)),
-            "memory": Out(SramClient(config.vector_lines)),
-            "weights": Out(WeightRead(config.cols, load_meta(config.rows).size)),
-            "weights_fault": In(1),
-            "available": In(POSITION_BITS),
-            "taken": Out(1),
-            "issued": Out(1),  # a slice was issued
-            "loading": Out(1),  # a weight row was loaded
-        })
+            config.rows, config.cols, acc_rows=config.acc_rows, result_depth=config.result_depth
+        )
+        super().__init__(
+            {
+                "control": Out(EngineControl(MATMUL)),
+                "activation": Out(ActivationClient(config.rows)),
+                "memory": Out(SramClient(config.vector_lines)),
+                "weights": Out(WeightRead(config.cols, load_meta(config.rows).size)),
+                "weights_fault": In(1),
+                "available": In(POSITION_BITS),
+                "taken": Out(1),
+                "issued": Out(1),  # a slice was issued
+                "loading": Out(1),  # a weight row was loaded
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -71,38 +74,55 @@ class MatrixEngine(wiring.Component):
         legal, room, accept, refuse = Signal(), Signal(), Signal(), Signal()
         in_flight = Signal(range(JOBS + 1))
         m.d.comb += [
-            pair.act_format.eq(command.act_format), pair.weight_format.eq(command.weight_format),
+            pair.act_format.eq(command.act_format),
+            pair.weight_format.eq(command.weight_format),
             legal.eq(self._legal(m, command, pair)),
-            room.eq(queues["loader"].i.ready & queues["issuer"].i.ready & queues["bias"].i.ready
-                    & queues["writer"].i.ready & (in_flight != JOBS)),
+            room.eq(
+                queues["loader"].i.ready
+                & queues["issuer"].i.ready
+                & queues["bias"].i.ready
+                & queues["writer"].i.ready
+                & (in_flight != JOBS)
+            ),
             accept.eq(self.control.command.valid & legal & room),
             refuse.eq(self.control.command.valid & ~legal & (in_flight == 0)),
             self.control.command.ready.eq(Mux(legal, room, in_flight == 0)),
         ]
         for name, queue in queues.items():
             m.d.comb += [
-                queue.i.payload.command.eq(command), queue.i.payload.pair.eq(pair.pair),
+                queue.i.payload.command.eq(command),
+                queue.i.payload.pair.eq(pair.pair),
                 queue.i.valid.eq(accept & ((command.init == Init.BIAS) if name == "bias" else 1)),
             ]
-        for name, stage in (("loader", loader), ("issuer", issuer), ("bias", bias),
-                            ("writer", writer)):
+        for name, stage in (
+            ("loader", loader),
+            ("issuer", issuer),
+            ("bias", bias),
+            ("writer", writer),
+        ):
             wiring.connect(m, queues[name].o, stage.job)
 
         # Loader, KV SRAM and array.
         meta = load_meta(config.rows)
         m.d.comb += [
-            self.weights.command.eq(loader.command), loader.available.eq(self.available),
-            self.taken.eq(loader.taken), self.loading.eq(loader.loading),
-            loader.swap.eq(issuer.swap), issuer.swap_ready.eq(loader.swap_ready),
+            self.weights.command.eq(loader.command),
+            loader.available.eq(self.available),
+            self.taken.eq(loader.taken),
+            self.loading.eq(loader.loading),
+            loader.swap.eq(issuer.swap),
+            issuer.swap_ready.eq(loader.swap_ready),
         ]
         for c in range(config.cols):
             column = self.weights.column[c]
             fields = Signal(meta, name=f"meta{c}")
             m.d.comb += [
                 fields.eq(column.meta),
-                array.load[c].valid.eq(column.valid), array.load[c].line.eq(column.line),
-                array.load[c].scale.eq(column.scale), array.load[c].row.eq(fields.row),
-                array.load[c].format.eq(fields.format), array.load[c].half.eq(fields.half),
+                array.load[c].valid.eq(column.valid),
+                array.load[c].line.eq(column.line),
+                array.load[c].scale.eq(column.scale),
+                array.load[c].row.eq(fields.row),
+                array.load[c].format.eq(fields.format),
+                array.load[c].half.eq(fields.half),
                 array.load[c].length.eq(fields.length),
             ]
         # The loader runs ahead of the issuer by the tiles in this queue.
@@ -116,9 +136,12 @@ class MatrixEngine(wiring.Component):
         reserved = Signal(range(config.result_depth + 1))
         taken = Signal()
         m.d.comb += [
-            array.slice.eq(issuer.slice), taken.eq(array.result.valid & array.result.ready),
-            issuer.room.eq(reserved != config.result_depth), self.issued.eq(issuer.issued),
-            array.bias_write.eq(bias.bias_write), issuer.bias_ready.eq(bias.ready),
+            array.slice.eq(issuer.slice),
+            taken.eq(array.result.valid & array.result.ready),
+            issuer.room.eq(reserved != config.result_depth),
+            self.issued.eq(issuer.issued),
+            array.bias_write.eq(bias.bias_write),
+            issuer.bias_ready.eq(bias.ready),
             bias.used.eq(issuer.bias_used),
         ]
         m.d.sync += reserved.eq(reserved + issuer.reserve - taken)
@@ -137,14 +160,17 @@ class MatrixEngine(wiring.Component):
         ]
         line = command.act_addr[4:]
         return (
-            pair.legal & (command.m != 0) & (command.m <= config.acc_rows)
-            & (command.n != 0) & (command.k != 0)
-            & ~command.act_addr[:4].any() & ~(line & (align - 1)[:8]).any()
+            pair.legal
+            & (command.m != 0)
+            & (command.m <= config.acc_rows)
+            & (command.n != 0)
+            & (command.k != 0)
+            & ~command.act_addr[:4].any()
+            & ~(line & (align - 1)[:8]).any()
             & ~(command.act_stride & (align - 1)[:8]).any()
             & ~(command.out_addr & (results - 1)[:9]).any()
             & ~((command.out_stride << 4) & (results - 1)[:9]).any()
-            & ((command.init == Init.ZERO)
-               | ~(command.bias_addr & (4 * config.cols - 1)).any())
+            & ((command.init == Init.ZERO) | ~(command.bias_addr & (4 * config.cols - 1)).any())
         )
 
     def _share_memory(self, m, bias, writer):
@@ -157,8 +183,10 @@ class MatrixEngine(wiring.Component):
             request.payload.eq(Mux(write, writer.request.payload, bias.request.payload)),
             writer.request.ready.eq(write & request.ready),
             bias.request.ready.eq(~write & request.ready),
-            bias.valid.eq(self.memory.valid), bias.response.eq(self.memory.response),
-            bias.fault.eq(self.memory.fault), writer.fault.eq(self.memory.fault),
+            bias.valid.eq(self.memory.valid),
+            bias.response.eq(self.memory.response),
+            bias.fault.eq(self.memory.fault),
+            writer.fault.eq(self.memory.fault),
         ]
         m.d.sync += held.eq(write & writer.request.valid & ~request.ready)
 
@@ -169,14 +197,20 @@ class MatrixEngine(wiring.Component):
         m.d.comb += [
             done.eq(settling[-1]),
             self.control.done.eq(done | refuse),
-            self.control.error.eq(Mux(refuse, Status.ILLEGAL_COMMAND,
-                                      Mux(faulty, Status.ADDRESS_RANGE, Status.RUNNING))),
+            self.control.error.eq(
+                Mux(
+                    refuse,
+                    Status.ILLEGAL_COMMAND,
+                    Mux(faulty, Status.ADDRESS_RANGE, Status.RUNNING),
+                )
+            ),
         ]
         m.d.sync += [
             in_flight.eq(in_flight + accept - done),
             settling.eq(Cat(writer.done, settling)),
-            faulty.eq((faulty & ~done) | issuer.fault | bias.fault | writer.fault
-                      | self.weights_fault),
+            faulty.eq(
+                (faulty & ~done) | issuer.fault | bias.fault | writer.fault | self.weights_fault
+            ),
         ]
         with m.If(issuer.issued):
             m.d.comb += self.control.activity.eq(Activity.BUSY)

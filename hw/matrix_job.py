@@ -16,14 +16,16 @@ from amaranth.lib.wiring import In, Out
 from golden.formats import Format
 from hw.isa import MATMUL, operand_layout
 
-PAIR_LAYOUT = data.StructLayout({
-    "slices": 2,  # log2 P
-    "group": 3,  # log2 G
-    "step": 2,
-    "narrow": 2,
-    "share": 3,  # log2 of the slices in a line
-    "halves": 1,  # a KV line holds two groups of the weight (MXINT8)
-})
+PAIR_LAYOUT = data.StructLayout(
+    {
+        "slices": 2,  # log2 P
+        "group": 3,  # log2 G
+        "step": 2,
+        "narrow": 2,
+        "share": 3,  # log2 of the slices in a line
+        "halves": 1,  # a KV line holds two groups of the weight (MXINT8)
+    }
+)
 JOB_LAYOUT = data.StructLayout({"command": operand_layout(MATMUL), "pair": PAIR_LAYOUT})
 
 
@@ -39,9 +41,14 @@ class PairDecoder(wiring.Component):
     """Derives `pair` from the two format codes; combinational. `legal` is low for FP32."""
 
     def __init__(self) -> None:
-        super().__init__({
-            "act_format": In(3), "weight_format": In(3), "pair": Out(PAIR_LAYOUT), "legal": Out(1),
-        })
+        super().__init__(
+            {
+                "act_format": In(3),
+                "weight_format": In(3),
+                "pair": Out(PAIR_LAYOUT),
+                "legal": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

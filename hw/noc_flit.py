@@ -41,30 +41,39 @@ class Kind(IntEnum):
     ERROR = 6  # the request failed, `status` says why
 
 
-POSITION = data.StructLayout({
-    "x": MESH_BITS, "y": MESH_BITS, "mesh_x": MESH_BITS + 1, "mesh_y": MESH_BITS + 1})
-HEAD = data.StructLayout({
-    "x": COORDINATE_BITS, "y": COORDINATE_BITS,
-    "source_x": COORDINATE_BITS, "source_y": COORDINATE_BITS,
-    "kind": 3, "tag": TAG_BITS, "status": isa.Status,
-    "semaphore": (isa.SEMAPHORES - 1).bit_length(),
-    "count": range(PACKET_LINES + 1), "address": LINE_ADDRESS_BITS,
-})
+POSITION = data.StructLayout(
+    {"x": MESH_BITS, "y": MESH_BITS, "mesh_x": MESH_BITS + 1, "mesh_y": MESH_BITS + 1}
+)
+HEAD = data.StructLayout(
+    {
+        "x": COORDINATE_BITS,
+        "y": COORDINATE_BITS,
+        "source_x": COORDINATE_BITS,
+        "source_y": COORDINATE_BITS,
+        "kind": 3,
+        "tag": TAG_BITS,
+        "status": isa.Status,
+        "semaphore": (isa.SEMAPHORES - 1).bit_length(),
+        "count": range(PACKET_LINES + 1),
+        "address": LINE_ADDRESS_BITS,
+    }
+)
 LINE = data.StructLayout({"data": LINE_BITS, "scale": SCALE_BITS})
 FLIT = data.StructLayout({"data": LINE_BITS, "scale": SCALE_BITS, "head": 1, "tail": 1})
 
 
 def head_of(flit) -> data.View:
     """The head fields of a head flit: the low bits of its data."""
-    return data.View(HEAD, flit.data[:HEAD.size])
+    return data.View(HEAD, flit.data[: HEAD.size])
 
 
 class Link(wiring.Signature):
     """One direction of a link, seen from its sender; `valid` has at most one bit set."""
 
     def __init__(self):
-        super().__init__({
-            "valid": Out(len(Channel)), "flit": Out(FLIT), "credit": In(len(Channel))})
+        super().__init__(
+            {"valid": Out(len(Channel)), "flit": Out(FLIT), "credit": In(len(Channel))}
+        )
 
 
 class LinkPair(wiring.Signature):
@@ -89,11 +98,13 @@ class LinkReceiver(wiring.Component):
     def __init__(self, depth: int = LINK_DEPTH):
         _check_depth(depth)
         self.depth = depth
-        super().__init__({
-            "link": In(Link()),
-            "channel": Out(stream.Signature(FLIT)).array(len(Channel)),
-            "empty": Out(1),
-        })
+        super().__init__(
+            {
+                "link": In(Link()),
+                "channel": Out(stream.Signature(FLIT)).array(len(Channel)),
+                "empty": Out(1),
+            }
+        )
 
     @property
     def emit_name(self) -> str:
@@ -105,8 +116,10 @@ class LinkReceiver(wiring.Component):
         for i, channel in enumerate(self.channel):
             m.submodules[f"fifo{i}"] = fifo = StreamFifo(FLIT, self.depth)
             m.d.comb += [
-                fifo.i.valid.eq(self.link.valid[i]), fifo.i.payload.eq(self.link.flit),
-                channel.valid.eq(fifo.o.valid), channel.payload.eq(fifo.o.payload),
+                fifo.i.valid.eq(self.link.valid[i]),
+                fifo.i.payload.eq(self.link.flit),
+                channel.valid.eq(fifo.o.valid),
+                channel.payload.eq(fifo.o.payload),
                 fifo.o.ready.eq(channel.ready),
             ]
             credit = Signal(name=f"credit{i}")
@@ -128,10 +141,12 @@ class LinkSender(wiring.Component):
     def __init__(self, depth: int = LINK_DEPTH):
         _check_depth(depth)
         self.depth = depth
-        super().__init__({
-            "channel": In(stream.Signature(FLIT)).array(len(Channel)),
-            "link": Out(Link()),
-        })
+        super().__init__(
+            {
+                "channel": In(stream.Signature(FLIT)).array(len(Channel)),
+                "link": Out(Link()),
+            }
+        )
 
     @property
     def emit_name(self) -> str:
@@ -156,8 +171,13 @@ class LinkSender(wiring.Component):
         with m.If(chosen.any()):
             m.d.sync += [
                 last.eq(chosen[1]),
-                flit.eq(Mux(chosen[1], self.channel[1].payload.as_value(),
-                            self.channel[0].payload.as_value())),
+                flit.eq(
+                    Mux(
+                        chosen[1],
+                        self.channel[1].payload.as_value(),
+                        self.channel[0].payload.as_value(),
+                    )
+                ),
             ]
         m.d.comb += [self.link.valid.eq(valid), self.link.flit.eq(flit)]
         return m

@@ -35,15 +35,17 @@ class NocPort(wiring.Component):
 
     def __init__(self, config: TileConfig):
         self.config = config
-        super().__init__({
-            "control": Out(EngineControl(SEND)),
-            "source": Out(SramClient(1)),
-            "target": Out(SramClient(1)),
-            "position": In(POSITION),
-            "network": Out(LinkPair()),
-            "post": Out(POST_ONE),
-            "active": Out(1),
-        })
+        super().__init__(
+            {
+                "control": Out(EngineControl(SEND)),
+                "source": Out(SramClient(1)),
+                "target": Out(SramClient(1)),
+                "position": In(POSITION),
+                "network": Out(LinkPair()),
+                "post": Out(POST_ONE),
+                "active": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -63,11 +65,13 @@ class NocPort(wiring.Component):
         response = receiver.channel[Channel.RESPONSE]
         head = head_of(response.payload)
         m.d.comb += [
-            sender.position.eq(self.position), server.position.eq(self.position),
+            sender.position.eq(self.position),
+            server.position.eq(self.position),
             self.post.eq(server.post),
             response.ready.eq(1),
-            sender.reply.valid.eq(response.valid & response.payload.head
-                                  & (head.kind != Kind.READ_DATA)),
+            sender.reply.valid.eq(
+                response.valid & response.payload.head & (head.kind != Kind.READ_DATA)
+            ),
             sender.reply.tag.eq(head.tag),
             sender.reply.status.eq(head.status),
             self.active.eq(sender.active | server.active | ~receiver.empty),

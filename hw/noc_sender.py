@@ -44,14 +44,16 @@ class NocSender(wiring.Component):
 
     def __init__(self, config: TileConfig):
         self.config = config
-        super().__init__({
-            "control": Out(EngineControl(SEND)),
-            "source": Out(SramClient(1)),
-            "position": In(POSITION),
-            "request": Out(stream.Signature(FLIT)),
-            "reply": In(REPLY),
-            "active": Out(1),
-        })
+        super().__init__(
+            {
+                "control": Out(EngineControl(SEND)),
+                "source": Out(SramClient(1)),
+                "position": In(POSITION),
+                "request": Out(stream.Signature(FLIT)),
+                "reply": In(REPLY),
+                "active": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -89,9 +91,13 @@ class NocSender(wiring.Component):
         head = heads.i.payload
         m.d.comb += [
             count.eq(Mux(lines_left > PACKET_LINES, PACKET_LINES, lines_left)),
-            head.x.eq(command.x), head.y.eq(command.y),
-            head.source_x.eq(self.position.x), head.source_y.eq(self.position.y),
-            head.tag.eq(newest), head.address.eq(write_at), head.semaphore.eq(command.semaphore),
+            head.x.eq(command.x),
+            head.y.eq(command.y),
+            head.source_x.eq(self.position.x),
+            head.source_y.eq(self.position.y),
+            head.tag.eq(newest),
+            head.address.eq(write_at),
+            head.semaphore.eq(command.semaphore),
             head.status.eq(error[newest]),
             reader.address.payload.eq(read_at),
             made.eq(heads.i.valid & heads.i.ready),
@@ -102,9 +108,11 @@ class NocSender(wiring.Component):
         target_end = Signal(LINE_ADDRESS_BITS + 1)
         outside = Signal()
         m.d.comb += [
-            source_end.eq(read_at + count), target_end.eq(write_at + count),
-            outside.eq((source_end > self.config.sram_lines)
-                       | (target_end > self.config.sram_lines)),
+            source_end.eq(read_at + count),
+            target_end.eq(write_at + count),
+            outside.eq(
+                (source_end > self.config.sram_lines) | (target_end > self.config.sram_lines)
+            ),
         ]
 
         with m.FSM():
@@ -113,23 +121,32 @@ class NocSender(wiring.Component):
                 with m.If(self.control.command.valid & self.control.command.ready):
                     m.d.sync += [
                         command.eq(self.control.command.payload),
-                        walked[newest].eq(0), error[newest].eq(Status.RUNNING),
+                        walked[newest].eq(0),
+                        error[newest].eq(Status.RUNNING),
                     ]
                     m.next = "CHECK"
             with m.State("CHECK"):
                 m.d.sync += [
-                    row_source.eq(command.src_addr[4:]), read_at.eq(command.src_addr[4:]),
-                    row_target.eq(command.dst_addr[4:]), write_at.eq(command.dst_addr[4:]),
-                    lines_left.eq(command.lines), rows_left.eq(command.rows),
+                    row_source.eq(command.src_addr[4:]),
+                    read_at.eq(command.src_addr[4:]),
+                    row_target.eq(command.dst_addr[4:]),
+                    write_at.eq(command.dst_addr[4:]),
+                    lines_left.eq(command.lines),
+                    rows_left.eq(command.rows),
                 ]
                 m.next = "PACKET"
-                with m.If((command.lines == 0) | (command.rows == 0)
-                          | command.src_addr[:4].any() | command.dst_addr[:4].any()
-                          | (command.post & (command.semaphore < FIRST_REMOTE))):
+                with m.If(
+                    (command.lines == 0)
+                    | (command.rows == 0)
+                    | command.src_addr[:4].any()
+                    | command.dst_addr[:4].any()
+                    | (command.post & (command.semaphore < FIRST_REMOTE))
+                ):
                     m.d.comb += [stop.eq(1), reason.eq(Status.ILLEGAL_COMMAND)]
                     m.next = "IDLE"
-                with m.Elif((command.x >= self.position.mesh_x)
-                            | (command.y >= self.position.mesh_y)):
+                with m.Elif(
+                    (command.x >= self.position.mesh_x) | (command.y >= self.position.mesh_y)
+                ):
                     m.d.comb += [stop.eq(1), reason.eq(Status.NO_DESTINATION)]
                     m.next = "IDLE"
             with m.State("PACKET"):
@@ -143,8 +160,11 @@ class NocSender(wiring.Component):
                 with m.Else():
                     m.d.comb += heads.i.valid.eq(room)
                     with m.If(made):
-                        m.d.sync += [reads_left.eq(count), lines_left.eq(lines_left - count),
-                                     write_at.eq(write_at + count)]
+                        m.d.sync += [
+                            reads_left.eq(count),
+                            lines_left.eq(lines_left - count),
+                            write_at.eq(write_at + count),
+                        ]
                         m.next = "READ"
             with m.State("READ"):
                 m.d.comb += reader.address.valid.eq(1)
@@ -158,7 +178,8 @@ class NocSender(wiring.Component):
                                 read_at.eq(row_source + command.src_stride),
                                 row_target.eq(row_target + command.dst_stride),
                                 write_at.eq(row_target + command.dst_stride),
-                                lines_left.eq(command.lines), rows_left.eq(rows_left - 1),
+                                lines_left.eq(command.lines),
+                                rows_left.eq(rows_left - 1),
                             ]
                             with m.If(rows_left == 1):
                                 m.next = "POST"
@@ -176,11 +197,15 @@ class NocSender(wiring.Component):
         done = Signal()
         m.d.comb += [
             done.eq((flying != 0) & walked[oldest] & (unanswered[oldest] == 0)),
-            self.control.done.eq(done), self.control.error.eq(error[oldest]),
+            self.control.done.eq(done),
+            self.control.error.eq(error[oldest]),
             self.active.eq(self.control.activity != Activity.IDLE),
         ]
-        with m.If(self.reply.valid & (self.reply.status != Status.RUNNING)
-                  & (error[self.reply.tag] == Status.RUNNING)):
+        with m.If(
+            self.reply.valid
+            & (self.reply.status != Status.RUNNING)
+            & (error[self.reply.tag] == Status.RUNNING)
+        ):
             m.d.sync += error[self.reply.tag].eq(self.reply.status)
         with m.If(stop):
             m.d.sync += error[newest].eq(reason)
@@ -190,7 +215,8 @@ class NocSender(wiring.Component):
             m.d.sync += oldest.eq(oldest + 1)
         for i in range(FLIGHTS):
             m.d.sync += unanswered[i].eq(
-                unanswered[i] + (made & (newest == i)) - (self.reply.valid & (self.reply.tag == i)))
+                unanswered[i] + (made & (newest == i)) - (self.reply.valid & (self.reply.tag == i))
+            )
         # A command counts from its acceptance, so that `newest` stays free while it is walked.
         accepted = Signal()
         m.d.comb += accepted.eq(self.control.command.valid & self.control.command.ready)

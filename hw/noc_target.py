@@ -37,14 +37,16 @@ class NocTarget(wiring.Component):
 
     def __init__(self, config: TileConfig):
         self.config = config
-        super().__init__({
-            "position": In(POSITION),
-            "request": In(stream.Signature(FLIT)),
-            "response": Out(stream.Signature(FLIT)),
-            "memory": Out(SramClient(1)),
-            "post": Out(POST_ONE),
-            "active": Out(1),
-        })
+        super().__init__(
+            {
+                "position": In(POSITION),
+                "request": In(stream.Signature(FLIT)),
+                "response": Out(stream.Signature(FLIT)),
+                "memory": Out(SramClient(1)),
+                "post": Out(POST_ONE),
+                "active": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -56,7 +58,8 @@ class NocTarget(wiring.Component):
         wiring.connect(m, reader.line, emitter.line)
         wiring.connect(m, emitter.flit, wiring.flipped(self.response))
         m.d.comb += emitter.body.eq(
-            Mux(replies.o.payload.kind == Kind.READ_DATA, replies.o.payload.count, 0))
+            Mux(replies.o.payload.kind == Kind.READ_DATA, replies.o.payload.count, 0)
+        )
 
         flit = self.request.payload
         current = Signal(HEAD, reset_less=True)  # of the packet under way
@@ -76,10 +79,15 @@ class NocTarget(wiring.Component):
         # The reply: to the source, with the request's tag.
         reply = replies.i.payload
         m.d.comb += [
-            reply.x.eq(head.source_x), reply.y.eq(head.source_y),
-            reply.source_x.eq(self.position.x), reply.source_y.eq(self.position.y),
-            reply.tag.eq(head.tag), reply.status.eq(error), reply.count.eq(head.count),
-            reply.semaphore.eq(head.semaphore), reply.address.eq(head.address),
+            reply.x.eq(head.source_x),
+            reply.y.eq(head.source_y),
+            reply.source_x.eq(self.position.x),
+            reply.source_y.eq(self.position.y),
+            reply.tag.eq(head.tag),
+            reply.status.eq(error),
+            reply.count.eq(head.count),
+            reply.semaphore.eq(head.semaphore),
+            reply.address.eq(head.address),
         ]
         with m.If(error != Status.RUNNING):
             m.d.comb += reply.kind.eq(Kind.ERROR)
@@ -94,8 +102,9 @@ class NocTarget(wiring.Component):
         memory = self.memory
         reading = Signal()
         m.d.comb += [
-            memory.request.payload.address.eq(Mux(reading, reader.memory.request.payload.address,
-                                                  address)),
+            memory.request.payload.address.eq(
+                Mux(reading, reader.memory.request.payload.address, address)
+            ),
             memory.request.payload.write.eq(~reading),
             # Nothing of a read's payload may move while it waits.
             memory.request.payload.data.eq(Mux(reading, 0, flit.data)),
@@ -127,8 +136,10 @@ class NocTarget(wiring.Component):
                         with m.If(head.semaphore < FIRST_REMOTE):
                             m.d.comb += error.eq(Status.ILLEGAL_COMMAND)
                         with m.Else():
-                            m.d.comb += [self.post.semaphore.eq(head.semaphore),
-                                         self.post.en.eq(taken & flit.tail)]
+                            m.d.comb += [
+                                self.post.semaphore.eq(head.semaphore),
+                                self.post.en.eq(taken & flit.tail),
+                            ]
                     with m.Default():
                         m.d.comb += error.eq(Status.ILLEGAL_COMMAND)
                 with m.If(taken):
@@ -148,21 +159,29 @@ class NocTarget(wiring.Component):
                 with m.Elif(address >= limit):
                     m.d.comb += [self.request.ready.eq(room), error.eq(Status.ADDRESS_RANGE)]
                 with m.Else():
-                    m.d.comb += [memory.request.valid.eq(self.request.valid & room),
-                                 self.request.ready.eq(memory.request.ready & room)]
+                    m.d.comb += [
+                        memory.request.valid.eq(self.request.valid & room),
+                        self.request.ready.eq(memory.request.ready & room),
+                    ]
                 with m.If(taken):
                     m.d.sync += address.eq(address + 1)
                     with m.If(flit.tail):
                         m.next = "HEAD"
             with m.State("READ"):
                 m.d.comb += [
-                    reading.eq(1), reader.address.valid.eq(1),
+                    reading.eq(1),
+                    reader.address.valid.eq(1),
                     memory.request.valid.eq(reader.memory.request.valid),
                 ]
                 with m.If(reader.address.ready):
                     m.d.sync += [address.eq(address + 1), left.eq(left - 1)]
                     with m.If(left == 1):
                         m.next = "HEAD"
-            m.d.comb += self.active.eq(self.request.valid | self.response.valid | reading
-                                       | replies.o.valid | emitter.flit.valid)
+            m.d.comb += self.active.eq(
+                self.request.valid
+                | self.response.valid
+                | reading
+                | replies.o.valid
+                | emitter.flit.valid
+            )
         return m

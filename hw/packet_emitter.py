@@ -15,12 +15,14 @@ class PacketEmitter(wiring.Component):
     """
 
     def __init__(self):
-        super().__init__({
-            "head": In(stream.Signature(HEAD)),
-            "body": In(range(PACKET_LINES + 1)),
-            "line": In(stream.Signature(LINE)),
-            "flit": Out(stream.Signature(FLIT)),
-        })
+        super().__init__(
+            {
+                "head": In(stream.Signature(HEAD)),
+                "body": In(range(PACKET_LINES + 1)),
+                "line": In(stream.Signature(LINE)),
+                "flit": Out(stream.Signature(FLIT)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -28,13 +30,18 @@ class PacketEmitter(wiring.Component):
         flit = self.flit.payload
         with m.If(left == 0):
             m.d.comb += [
-                self.flit.valid.eq(self.head.valid), self.head.ready.eq(self.flit.ready),
-                flit.data.eq(self.head.payload), flit.head.eq(1), flit.tail.eq(self.body == 0),
+                self.flit.valid.eq(self.head.valid),
+                self.head.ready.eq(self.flit.ready),
+                flit.data.eq(self.head.payload),
+                flit.head.eq(1),
+                flit.tail.eq(self.body == 0),
             ]
         with m.Else():
             m.d.comb += [
-                self.flit.valid.eq(self.line.valid), self.line.ready.eq(self.flit.ready),
-                flit.data.eq(self.line.payload.data), flit.scale.eq(self.line.payload.scale),
+                self.flit.valid.eq(self.line.valid),
+                self.line.ready.eq(self.flit.ready),
+                flit.data.eq(self.line.payload.data),
+                flit.scale.eq(self.line.payload.scale),
                 flit.tail.eq(left == 1),
             ]
         with m.If(self.flit.valid & self.flit.ready):

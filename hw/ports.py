@@ -15,21 +15,25 @@ LINE_ADDRESS_BITS = 28  # byte addresses are 32 bits; wide on purpose, so that a
 
 def sram_request(lines: int) -> data.StructLayout:
     """Access to `lines` neighbouring lines; `address` is a multiple of `lines`."""
-    return data.StructLayout({
-        "address": LINE_ADDRESS_BITS,
-        "write": 1,
-        "data": data.ArrayLayout(LINE_BITS, lines),
-        "scales": data.ArrayLayout(SCALE_BITS, lines),
-        "mask": data.ArrayLayout(GRANULES, lines),  # granules to write
-        "scale_mask": lines,  # scales to write
-    })
+    return data.StructLayout(
+        {
+            "address": LINE_ADDRESS_BITS,
+            "write": 1,
+            "data": data.ArrayLayout(LINE_BITS, lines),
+            "scales": data.ArrayLayout(SCALE_BITS, lines),
+            "mask": data.ArrayLayout(GRANULES, lines),  # granules to write
+            "scale_mask": lines,  # scales to write
+        }
+    )
 
 
 def sram_response(lines: int) -> data.StructLayout:
-    return data.StructLayout({
-        "data": data.ArrayLayout(LINE_BITS, lines),
-        "scales": data.ArrayLayout(SCALE_BITS, lines),
-    })
+    return data.StructLayout(
+        {
+            "data": data.ArrayLayout(LINE_BITS, lines),
+            "scales": data.ArrayLayout(SCALE_BITS, lines),
+        }
+    )
 
 
 class SramClient(wiring.Signature):
@@ -42,12 +46,14 @@ class SramClient(wiring.Signature):
 
     def __init__(self, lines: int):
         self.lines = lines
-        super().__init__({
-            "request": Out(stream.Signature(sram_request(lines))),
-            "valid": In(1),
-            "response": In(sram_response(lines)),
-            "fault": In(1),
-        })
+        super().__init__(
+            {
+                "request": Out(stream.Signature(sram_request(lines))),
+                "valid": In(1),
+                "response": In(sram_response(lines)),
+                "fault": In(1),
+            }
+        )
 
 
 class ActivationClient(wiring.Signature):
@@ -58,13 +64,16 @@ class ActivationClient(wiring.Signature):
 
     def __init__(self, rows: int):
         self.rows = rows
-        super().__init__({
-            "request": Out(stream.Signature(data.StructLayout({
-                "address": LINE_ADDRESS_BITS, "step": 2}))),
-            "valid": In(1),
-            "response": In(sram_response(rows)),
-            "fault": In(1),
-        })
+        super().__init__(
+            {
+                "request": Out(
+                    stream.Signature(data.StructLayout({"address": LINE_ADDRESS_BITS, "step": 2}))
+                ),
+                "valid": In(1),
+                "response": In(sram_response(rows)),
+                "fault": In(1),
+            }
+        )
 
 
 class WeightRead(wiring.Signature):
@@ -75,11 +84,19 @@ class WeightRead(wiring.Signature):
     """
 
     def __init__(self, cols: int, meta_bits: int):
-        super().__init__({
-            "command": Out(data.StructLayout({"valid": 1, "row": 24, "meta": meta_bits})),
-            "column": In(data.ArrayLayout(data.StructLayout({
-                "valid": 1, "meta": meta_bits, "line": LINE_BITS, "scale": SCALE_BITS}), cols)),
-        })
+        super().__init__(
+            {
+                "command": Out(data.StructLayout({"valid": 1, "row": 24, "meta": meta_bits})),
+                "column": In(
+                    data.ArrayLayout(
+                        data.StructLayout(
+                            {"valid": 1, "meta": meta_bits, "line": LINE_BITS, "scale": SCALE_BITS}
+                        ),
+                        cols,
+                    )
+                ),
+            }
+        )
 
 
 class EngineControl(wiring.Signature):
@@ -91,12 +108,14 @@ class EngineControl(wiring.Signature):
     """
 
     def __init__(self, command: Command):
-        super().__init__({
-            "command": In(stream.Signature(operand_layout(command))),
-            "done": Out(1),
-            "error": Out(Status),
-            "activity": Out(Activity),
-        })
+        super().__init__(
+            {
+                "command": In(stream.Signature(operand_layout(command))),
+                "done": Out(1),
+                "error": Out(Status),
+                "activity": Out(Activity),
+            }
+        )
 
 
 class HostPort(wiring.Signature):
@@ -107,12 +126,22 @@ class HostPort(wiring.Signature):
     """
 
     def __init__(self):
-        super().__init__({
-            "request": In(stream.Signature(data.StructLayout({
-                "write": 1, "address": 32, "data": LINE_BITS, "scale": SCALE_BITS}))),
-            "response": Out(stream.Signature(data.StructLayout({
-                "data": LINE_BITS, "scale": SCALE_BITS, "error": 1}))),
-        })
+        super().__init__(
+            {
+                "request": In(
+                    stream.Signature(
+                        data.StructLayout(
+                            {"write": 1, "address": 32, "data": LINE_BITS, "scale": SCALE_BITS}
+                        )
+                    )
+                ),
+                "response": Out(
+                    stream.Signature(
+                        data.StructLayout({"data": LINE_BITS, "scale": SCALE_BITS, "error": 1})
+                    )
+                ),
+            }
+        )
 
 
 class Axi4(wiring.Signature):
@@ -122,12 +151,20 @@ class Axi4(wiring.Signature):
         self.data_bytes = data_bytes
         bits = 8 * data_bytes
         address = {"addr": address_bits, "id": id_bits, "len": 8, "size": 3, "burst": 2}
-        super().__init__({
-            "ar": Out(stream.Signature(data.StructLayout(address))),
-            "r": In(stream.Signature(data.StructLayout(
-                {"data": bits, "id": id_bits, "resp": 2, "last": 1}))),
-            "aw": Out(stream.Signature(data.StructLayout(address))),
-            "w": Out(stream.Signature(data.StructLayout(
-                {"data": bits, "strb": data_bytes, "last": 1}))),
-            "b": In(stream.Signature(data.StructLayout({"id": id_bits, "resp": 2}))),
-        })
+        super().__init__(
+            {
+                "ar": Out(stream.Signature(data.StructLayout(address))),
+                "r": In(
+                    stream.Signature(
+                        data.StructLayout({"data": bits, "id": id_bits, "resp": 2, "last": 1})
+                    )
+                ),
+                "aw": Out(stream.Signature(data.StructLayout(address))),
+                "w": Out(
+                    stream.Signature(
+                        data.StructLayout({"data": bits, "strb": data_bytes, "last": 1})
+                    )
+                ),
+                "b": In(stream.Signature(data.StructLayout({"id": id_bits, "resp": 2}))),
+            }
+        )

@@ -81,7 +81,9 @@ class PsumAlign(wiring.Component):
         opposite = wire(m, "opposite", (self.dot_sign ^ self.psum[31]) & ~infinite)
         m.d.comb += [
             self.aligned.big.eq(Mux(dot_big, self.dot_significand, psum_m)),
-            self.aligned.small.eq(Mux(far, other.any(), Cat(sticky, moved)) ^ opposite.replicate(GUARDED_BITS)),
+            self.aligned.small.eq(
+                Mux(far, other.any(), Cat(sticky, moved)) ^ opposite.replicate(GUARDED_BITS)
+            ),
             self.aligned.exponent.eq(Mux(dot_big, self.dot_exponent, psum_x)),
             # An infinite partial sum keeps its sign whatever the dot product is.
             self.aligned.sign.eq(Mux(dot_big & ~infinite, self.dot_sign, self.psum[31])),
@@ -175,6 +177,8 @@ class PsumRound(wiring.Component):
         carried = wire(m, "carried", Mux(above, left + 2, Mux(second, left + 1, 1)), EXPONENT_BITS)
         field = wire(m, "field", Mux(mantissa[-1], carried, plain))
         overflow = wire(m, "overflow", field[8:].any() | field[:8].all())
-        number = Mux(overflow | summed.infinite, Const(0x7F800000, 31), Cat(mantissa[:23], field[:8]))
+        number = Mux(
+            overflow | summed.infinite, Const(0x7F800000, 31), Cat(mantissa[:23], field[:8])
+        )
         m.d.comb += self.psum.eq(Mux(summed.nan, CANONICAL_NAN, Cat(number, summed.sign)))
         return m

@@ -12,8 +12,9 @@ RUN_LINES = 16  # data lines that share one line of scales
 SCALE_ONE = 127  # E8M0 code of 1.0, the scale of lines that carry none
 
 # What becomes of the next lines: `lines` data lines go to line address `address` and on.
-MOVE = data.StructLayout({
-    "address": LINE_ADDRESS_BITS, "lines": PIECE_BITS, "scaled": 1, "last": 1})
+MOVE = data.StructLayout(
+    {"address": LINE_ADDRESS_BITS, "lines": PIECE_BITS, "scaled": 1, "last": 1}
+)
 
 
 def moved_lines(lines: int) -> data.StructLayout:
@@ -68,11 +69,13 @@ class Realigner(wiring.Component):
         if lines < 1 or lines > RUN_LINES or lines & (lines - 1):
             raise ValueError(f"lines must be a power of two from 1 to {RUN_LINES}, not {lines!r}")
         self.lines = lines
-        super().__init__({
-            "beat": In(stream.Signature(line_beat(lines))),
-            "move": In(stream.Signature(MOVE)),
-            "out": Out(stream.Signature(moved_lines(lines))),
-        })
+        super().__init__(
+            {
+                "beat": In(stream.Signature(line_beat(lines))),
+                "move": In(stream.Signature(MOVE)),
+                "out": Out(stream.Signature(moved_lines(lines))),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -81,8 +84,9 @@ class Realigner(wiring.Component):
         capacity = 2 * lines
 
         # The window holds the next `count` lines, each with its error bit on top.
-        window = [Signal(LINE_BITS + 1, name=f"window{i}", reset_less=True)
-                  for i in range(capacity)]
+        window = [
+            Signal(LINE_BITS + 1, name=f"window{i}", reset_less=True) for i in range(capacity)
+        ]
         count = Signal(range(capacity + 1))
         taken = Signal(range(lines + 2))
         kept = Signal(range(capacity + 1))
@@ -178,8 +182,11 @@ class Realigner(wiring.Component):
         m.d.comb += self.move.ready.eq(~active | (go & final))
         with m.If(self.move.valid & self.move.ready):
             m.d.sync += [
-                active.eq(1), address.eq(self.move.p.address), left.eq(self.move.p.lines),
-                scaled.eq(self.move.p.scaled), last.eq(self.move.p.last),
+                active.eq(1),
+                address.eq(self.move.p.address),
+                left.eq(self.move.p.lines),
+                scaled.eq(self.move.p.scaled),
+                last.eq(self.move.p.last),
             ]
         with m.Elif(go & final):
             m.d.sync += active.eq(0)

@@ -20,12 +20,16 @@ class ResultWriter(wiring.Component):
 
     def __init__(self, config: TileConfig):
         self.config = config
-        super().__init__({
-            "job": In(stream.Signature(JOB_LAYOUT)),
-            "result": In(stream.Signature(data.ArrayLayout(32, config.cols))),
-            "memory": Out(SramClient(config.vector_lines)),
-            "done": Out(1), "blocked": Out(1), "fault": Out(1),
-        })
+        super().__init__(
+            {
+                "job": In(stream.Signature(JOB_LAYOUT)),
+                "result": In(stream.Signature(data.ArrayLayout(32, config.cols))),
+                "memory": Out(SramClient(config.vector_lines)),
+                "done": Out(1),
+                "blocked": Out(1),
+                "fault": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -68,8 +72,7 @@ class ResultWriter(wiring.Component):
         with m.If(command.out_bf16):
             m.d.comb += [
                 full.eq(Cat(*half, *half)),
-                mask.eq(Mux(upper, Cat(Const(0, cols), valid),
-                            valid)),
+                mask.eq(Mux(upper, Cat(Const(0, cols), valid), valid)),
             ]
         with m.Else():
             m.d.comb += [
@@ -84,7 +87,8 @@ class ResultWriter(wiring.Component):
             ]
             with m.If(last_row):
                 m.d.sync += [
-                    walking.eq(~last_tile), left.eq(left_now - cols),
+                    walking.eq(~last_tile),
+                    left.eq(left_now - cols),
                     tile_byte.eq(tile_now + vector_bytes),
                 ]
             with m.Else():

@@ -50,10 +50,12 @@ class WormholeMerge(wiring.Component):
         if not isinstance(inputs, int) or inputs < 2:
             raise ValueError(f"inputs must be at least 2, not {inputs!r}")
         self.count = inputs
-        super().__init__({
-            "input": In(stream.Signature(FLIT)).array(inputs),
-            "output": Out(stream.Signature(FLIT)),
-        })
+        super().__init__(
+            {
+                "input": In(stream.Signature(FLIT)).array(inputs),
+                "output": Out(stream.Signature(FLIT)),
+            }
+        )
 
     @property
     def emit_name(self) -> str:
@@ -82,7 +84,9 @@ class WormholeMerge(wiring.Component):
         for i, source in enumerate(self.input):
             with m.If(grant[i]):
                 m.d.comb += [
-                    self.output.valid.eq(source.valid), self.output.payload.eq(source.payload)]
+                    self.output.valid.eq(source.valid),
+                    self.output.payload.eq(source.payload),
+                ]
             m.d.comb += source.ready.eq(grant[i] & self.output.ready)
         with m.If(self.output.valid & self.output.ready & self.output.payload.tail):
             m.d.sync += [owner.eq(0), later.eq(~(grant | (grant - 1)))]
@@ -128,11 +132,13 @@ class Router(wiring.Component):
         if not isinstance(depth, int) or not 1 <= depth <= 64:
             raise ValueError(f"depth must be from 1 to 64, not {depth!r}")
         self.depth = depth
-        super().__init__({
-            "position": In(POSITION),
-            "local": In(LinkPair()),
-            **{side.name.lower(): Out(LinkPair()) for side in Side if side is not Side.LOCAL},
-        })
+        super().__init__(
+            {
+                "position": In(POSITION),
+                "local": In(LinkPair()),
+                **{side.name.lower(): Out(LinkPair()) for side in Side if side is not Side.LOCAL},
+            }
+        )
 
     @property
     def emit_name(self) -> str:

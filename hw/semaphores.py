@@ -14,8 +14,7 @@ COUNT_BITS = isa.SEMAPHORE_MAX.bit_length()
 FIRST_REMOTE = isa.SEMAPHORES - isa.REMOTE_SEMAPHORES
 ENGINE_BITS = 4
 
-POST_PAIR = data.StructLayout({
-    "post0": ID_BITS, "post0_en": 1, "post1": ID_BITS, "post1_en": 1})
+POST_PAIR = data.StructLayout({"post0": ID_BITS, "post0_en": 1, "post1": ID_BITS, "post1_en": 1})
 POST_ONE = data.StructLayout({"semaphore": ID_BITS, "en": 1})
 
 
@@ -28,11 +27,17 @@ class TakeRequest(wiring.Signature):
     """
 
     def __init__(self):
-        super().__init__({
-            "valid": Out(1),
-            "wait0": Out(ID_BITS), "wait0_en": Out(1), "wait1": Out(ID_BITS), "wait1_en": Out(1),
-            "grant": In(1), "missing_local": In(1),
-        })
+        super().__init__(
+            {
+                "valid": Out(1),
+                "wait0": Out(ID_BITS),
+                "wait0_en": Out(1),
+                "wait1": Out(ID_BITS),
+                "wait1_en": Out(1),
+                "grant": In(1),
+                "missing_local": In(1),
+            }
+        )
 
 
 class Semaphores(wiring.Component):
@@ -62,15 +67,20 @@ class Semaphores(wiring.Component):
             raise ValueError(f"engines must be different ones, not {engines!r}")
         self.engines = tuple(engines)
         n = len(self.engines)
-        super().__init__({
-            "take": In(TakeRequest()).array(n + 1),
-            "post": In(POST_PAIR).array(n),
-            "post_sequencer": In(POST_ONE), "post_remote": In(POST_ONE),
-            "overflow": Out(1), "overflow_semaphore": Out(ID_BITS),
-            "overflow_engine": Out(ENGINE_BITS),
-            "read_index": In(ID_BITS), "read_value": Out(COUNT_BITS),
-            "reset": In(1),
-        })
+        super().__init__(
+            {
+                "take": In(TakeRequest()).array(n + 1),
+                "post": In(POST_PAIR).array(n),
+                "post_sequencer": In(POST_ONE),
+                "post_remote": In(POST_ONE),
+                "overflow": Out(1),
+                "overflow_semaphore": Out(ID_BITS),
+                "overflow_engine": Out(ENGINE_BITS),
+                "read_index": In(ID_BITS),
+                "read_value": Out(COUNT_BITS),
+                "reset": In(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -124,12 +134,13 @@ class Semaphores(wiring.Component):
         sources = []
         by_engine = []
         for i, post in enumerate(self.post):
-            pair = [one_hot(f"post{i}_0", post.post0_en, post.post0),
-                    one_hot(f"post{i}_1", post.post1_en, post.post1)]
+            pair = [
+                one_hot(f"post{i}_0", post.post0_en, post.post0),
+                one_hot(f"post{i}_1", post.post1_en, post.post1),
+            ]
             by_engine.append(pair[0] | pair[1])
             sources += pair
-        sources.append(
-            one_hot("post_seq", self.post_sequencer.en, self.post_sequencer.semaphore))
+        sources.append(one_hot("post_seq", self.post_sequencer.en, self.post_sequencer.semaphore))
         sources.append(one_hot("post_net", self.post_remote.en, self.post_remote.semaphore))
         planes: list[Signal] = []
         level = sources

@@ -85,32 +85,46 @@ class Sequencer(wiring.Component):
         self.config = config
         self.engines = tuple(engines)
         self.pc_bits = pc_bits(config)
-        super().__init__({
-            "program_write_en": In(1), "program_addr": In(range(config.program_beats)),
-            "program_write_data": In(LINE_BITS),
-            "program_read_en": In(1), "program_read_data": Out(LINE_BITS),
-            "start": In(1), "start_pc": In(self.pc_bits), "cycle_limit": In(32), "reset": In(1),
-            "status": Out(isa.Status), "status_engine": Out(ENGINE_BITS),
-            "status_pc": Out(self.pc_bits), "status_semaphore": Out(ID_BITS),
-            "cycles": Out(32), "running": Out(1), "started": Out(1),
-            "load": Out(SramClient(1)),
-            "take": Out(TakeRequest()), "post": Out(POST_ONE),
-            "queue": In(queue_status(self.pc_bits)).array(len(self.engines)),
-            "overflow": In(1), "overflow_semaphore": In(ID_BITS),
-            "overflow_engine": In(ENGINE_BITS),
-            "network_active": In(1),
-        } | {
-            f"issue_{e.name.lower()}": Out(
-                stream.Signature(isa.queue_entry(isa.BY_ENGINE[e], self.pc_bits)))
-            for e in self.engines
-        })
+        super().__init__(
+            {
+                "program_write_en": In(1),
+                "program_addr": In(range(config.program_beats)),
+                "program_write_data": In(LINE_BITS),
+                "program_read_en": In(1),
+                "program_read_data": Out(LINE_BITS),
+                "start": In(1),
+                "start_pc": In(self.pc_bits),
+                "cycle_limit": In(32),
+                "reset": In(1),
+                "status": Out(isa.Status),
+                "status_engine": Out(ENGINE_BITS),
+                "status_pc": Out(self.pc_bits),
+                "status_semaphore": Out(ID_BITS),
+                "cycles": Out(32),
+                "running": Out(1),
+                "started": Out(1),
+                "load": Out(SramClient(1)),
+                "take": Out(TakeRequest()),
+                "post": Out(POST_ONE),
+                "queue": In(queue_status(self.pc_bits)).array(len(self.engines)),
+                "overflow": In(1),
+                "overflow_semaphore": In(ID_BITS),
+                "overflow_engine": In(ENGINE_BITS),
+                "network_active": In(1),
+            }
+            | {
+                f"issue_{e.name.lower()}": Out(
+                    stream.Signature(isa.queue_entry(isa.BY_ENGINE[e], self.pc_bits))
+                )
+                for e in self.engines
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         beats = self.config.program_beats
         m.submodules.program = program = Sram1R1W(LINE_BITS, beats)
-        m.submodules.registers = registers = memory.Memory(
-            shape=WORD, depth=isa.REGISTERS, init=[])
+        m.submodules.registers = registers = memory.Memory(shape=WORD, depth=isa.REGISTERS, init=[])
         write = registers.write_port()
         reads = [registers.read_port(domain="comb") for _ in range(isa.BEAT_WORDS)]
 
@@ -124,8 +138,7 @@ class Sequencer(wiring.Component):
         x_scalar = Signal()
         x_index = Signal(range(isa.COMMAND_BEATS))
         x_pc = Signal(self.pc_bits)  # the instruction's first beat
-        x_words = [Signal(WORD, name=f"x_word{i}", reset_less=True)
-                   for i in range(isa.BEAT_WORDS)]
+        x_words = [Signal(WORD, name=f"x_word{i}", reset_less=True) for i in range(isa.BEAT_WORDS)]
         x_regs = [Signal(WORD, name=f"x_reg{i}", reset_less=True) for i in range(isa.BEAT_WORDS)]
         x_done = Signal()
         jump = Signal()
@@ -134,8 +147,9 @@ class Sequencer(wiring.Component):
         m.d.comb += [
             self.running.eq(self.status == isa.Status.RUNNING),
             self.started.eq(go),
-            go.eq(self.start & ((self.status == isa.Status.IDLE)
-                                | (self.status == isa.Status.DONE))),
+            go.eq(
+                self.start & ((self.status == isa.Status.IDLE) | (self.status == isa.Status.DONE))
+            ),
         ]
 
         # Fetch.
@@ -171,7 +185,7 @@ class Sequencer(wiring.Component):
         _, rt_lo, rt_width = isa.SCALAR_FIELDS["rt"]
         for i, read in enumerate(reads):
             index = Signal(range(isa.REGISTERS), name=f"d_register{i}")
-            m.d.comb += [index.eq(d_words[i][isa.OFFSET_BITS:]), read.addr.eq(index)]
+            m.d.comb += [index.eq(d_words[i][isa.OFFSET_BITS :]), read.addr.eq(index)]
             with m.If(d_take):
                 m.d.sync += [
                     x_words[i].eq(d_words[i]),
@@ -181,7 +195,7 @@ class Sequencer(wiring.Component):
             if i < 2:
                 lo, width = ((rs_lo, rs_width), (rt_lo, rt_width))[i]
                 with m.If(d_first):
-                    m.d.comb += index.eq(d_words[1][lo:lo + width])
+                    m.d.comb += index.eq(d_words[1][lo : lo + width])
         with m.If(d_take):
             m.d.sync += [x_valid.eq(1), x_scalar.eq(d_scalar), x_index.eq(d_index)]
             with m.If(d_first):
@@ -225,11 +239,10 @@ class Sequencer(wiring.Component):
         m.d.comb += x_code.eq(code)
         with m.If(x_index == 0):
             m.d.comb += [
-                mask.eq(x_words[0][isa.INDIRECT_LO:]),
+                mask.eq(x_words[0][isa.INDIRECT_LO :]),
                 x_code.eq(first_code - code_base),
             ]
-        header_bits = ((1 << isa.OPCODE_BITS) - 1
-                       | ((1 << isa.COMMAND_WORDS) - 1) << isa.INDIRECT_LO)
+        header_bits = (1 << isa.OPCODE_BITS) - 1 | ((1 << isa.COMMAND_WORDS) - 1) << isa.INDIRECT_LO
         sync_bits = (1 << isa.SYNC_LAYOUT.size) - 1
         with m.Switch(first_code):
             for engine in self.engines:
@@ -237,12 +250,16 @@ class Sequencer(wiring.Component):
                 with m.Case(command.opcode):
                     m.d.comb += [
                         known.eq(1),
-                        indirect_allowed.eq(sum(
-                            1 << op.word for op in command.operands if command.owns_word(op))),
+                        indirect_allowed.eq(
+                            sum(1 << op.word for op in command.operands if command.owns_word(op))
+                        ),
                     ]
         m.d.comb += header_bad.eq(
-            ~known | (x_words[0] & ~header_bits & 0xFFFF_FFFF).any()
-            | (x_words[1] & ~sync_bits & 0xFFFF_FFFF).any() | (mask & ~indirect_allowed).any())
+            ~known
+            | (x_words[0] & ~header_bits & 0xFFFF_FFFF).any()
+            | (x_words[1] & ~sync_bits & 0xFFFF_FFFF).any()
+            | (mask & ~indirect_allowed).any()
+        )
 
         unowned = Signal(isa.BEAT_WORDS)
         for i in range(isa.BEAT_WORDS):
@@ -263,8 +280,9 @@ class Sequencer(wiring.Component):
                         if word >= 2:
                             m.d.comb += indirect.eq(mask[word])
             m.d.comb += [
-                value.eq(Mux(indirect, x_regs[i] + x_words[i][:isa.OFFSET_BITS].as_signed(),
-                             x_words[i])),
+                value.eq(
+                    Mux(indirect, x_regs[i] + x_words[i][: isa.OFFSET_BITS].as_signed(), x_words[i])
+                ),
                 unowned[i].eq((value & ~owned).any()),
             ]
             with m.If(x_valid & ~x_scalar & x_done):
@@ -285,19 +303,37 @@ class Sequencer(wiring.Component):
                 ]
             with m.If(x_done):
                 with m.If(x_index == 0):
-                    m.d.sync += [
-                        code.eq(x_code), indirect_field.eq(mask), entry_pc.eq(x_pc)]
+                    m.d.sync += [code.eq(x_code), indirect_field.eq(mask), entry_pc.eq(x_pc)]
                 with m.If(x_index == isa.COMMAND_BEATS - 1):
                     m.d.sync += offered.eq(1)
 
         with m.If(self.running & x_valid & x_scalar):
-            self._execute(m, x_words, x_regs, write, idle=idle, done=x_done, jump=jump,
-                          target=target, illegal=illegal, out_of_range=out_of_range,
-                          halted=halted, waits=waits)
+            self._execute(
+                m,
+                x_words,
+                x_regs,
+                write,
+                idle=idle,
+                done=x_done,
+                jump=jump,
+                target=target,
+                illegal=illegal,
+                out_of_range=out_of_range,
+                halted=halted,
+                waits=waits,
+            )
 
-        self._control(m, go=go, d_past=d_valid & d_past & (~x_valid | (~x_scalar & x_done)),
-                      d_pc=d_pc, x_pc=x_pc, illegal=illegal, out_of_range=out_of_range,
-                      halted=halted, waits=waits & ~accepted)
+        self._control(
+            m,
+            go=go,
+            d_past=d_valid & d_past & (~x_valid | (~x_scalar & x_done)),
+            d_pc=d_pc,
+            x_pc=x_pc,
+            illegal=illegal,
+            out_of_range=out_of_range,
+            halted=halted,
+            waits=waits & ~accepted,
+        )
         with m.If(go):
             m.d.sync += [pc.eq(self.start_pc), d_valid.eq(0), d_index.eq(0), x_valid.eq(0)]
         return ResetInserter(self.reset)(m)
@@ -316,12 +352,27 @@ class Sequencer(wiring.Component):
             ]
             for op in command.operands:
                 m.d.comb += getattr(port.p.operands, op.name).eq(
-                    words[op.word][op.lo:op.lo + op.width])
+                    words[op.word][op.lo : op.lo + op.width]
+                )
             with m.If(chosen & port.ready):
                 m.d.comb += accepted.eq(1)
 
-    def _execute(self, m, words, regs, write, *, idle, done, jump, target, illegal,
-                 out_of_range, halted, waits) -> None:
+    def _execute(
+        self,
+        m,
+        words,
+        regs,
+        write,
+        *,
+        idle,
+        done,
+        jump,
+        target,
+        illegal,
+        out_of_range,
+        halted,
+        waits,
+    ) -> None:
         """One scalar instruction, held in `words` and `regs` until `done`."""
         Op = isa.Scalar
         rs, rt, imm = regs[0], regs[1], words[2]
@@ -344,12 +395,17 @@ class Sequencer(wiring.Component):
             total.eq(rt + imm),
             address.eq(rs + imm),
             shift_out.eq(total[5:].any()),
-            bad.eq(~known | (words[1] & ~word1_bits).any() | (words[2] & ~word2_bits).any()
-                   | words[3].any()),
-            write.addr.eq(words[1][rd_lo:rd_lo + rd_width]),
+            bad.eq(
+                ~known
+                | (words[1] & ~word1_bits).any()
+                | (words[2] & ~word2_bits).any()
+                | words[3].any()
+            ),
+            write.addr.eq(words[1][rd_lo : rd_lo + rd_width]),
             write.data.eq(result),
             write.en.eq(writes),
-            self.take.wait0.eq(imm), self.take.wait0_en.eq(1),
+            self.take.wait0.eq(imm),
+            self.take.wait0_en.eq(1),
             self.post.semaphore.eq(imm),
             self.load.request.p.address.eq(address[4:]),
             target.eq(imm),
@@ -380,7 +436,8 @@ class Sequencer(wiring.Component):
                     m.d.comb += [result.eq(rs * factor), writes.eq(multiply), done.eq(multiply)]
                     m.d.sync += [factor.eq(total), multiply.eq(~multiply)]
                 for op, condition in (
-                    (Op.BEQ, rs == rt), (Op.BNE, rs != rt),
+                    (Op.BEQ, rs == rt),
+                    (Op.BNE, rs != rt),
                     (Op.BLT, rs.as_signed() < rt.as_signed()),
                 ):
                     with m.Case(op):
@@ -402,15 +459,20 @@ class Sequencer(wiring.Component):
                         with m.If(self.load.valid):
                             m.d.comb += [
                                 out_of_range.eq(faulted | self.load.fault),
-                                done.eq(~out_of_range), writes.eq(done),
-                                result.eq(Array(
-                                    self.load.response.data[0].word_select(i, WORD)
-                                    for i in range(LINE_BITS // WORD))[address[2:4]]),
+                                done.eq(~out_of_range),
+                                writes.eq(done),
+                                result.eq(
+                                    Array(
+                                        self.load.response.data[0].word_select(i, WORD)
+                                        for i in range(LINE_BITS // WORD)
+                                    )[address[2:4]]
+                                ),
                             ]
                             m.d.sync += [requested.eq(0), faulted.eq(0)]
                 with m.Case(Op.WAIT):
                     m.d.comb += [
-                        self.take.valid.eq(1), done.eq(self.take.grant),
+                        self.take.valid.eq(1),
+                        done.eq(self.take.grant),
                         waits.eq(self.take.missing_local),
                     ]
                 with m.Case(Op.POST):
@@ -420,8 +482,7 @@ class Sequencer(wiring.Component):
                 with m.Case(Op.HALT):
                     m.d.comb += [halted.eq(idle), waits.eq(~idle)]
 
-    def _control(self, m, *, go, d_past, d_pc, x_pc, illegal, out_of_range, halted,
-                 waits) -> None:
+    def _control(self, m, *, go, d_past, d_pc, x_pc, illegal, out_of_range, halted, waits) -> None:
         """Status, and the cycle counter."""
         Status = isa.Status
         status = Signal(Status, init=Status.IDLE)
@@ -454,8 +515,10 @@ class Sequencer(wiring.Component):
             m.d.comb += where.eq(x_pc)
         with m.If(self.overflow):
             m.d.comb += [
-                reason.eq(Status.SEMAPHORE_OVERFLOW), engine.eq(self.overflow_engine),
-                where.eq(x_pc)]
+                reason.eq(Status.SEMAPHORE_OVERFLOW),
+                engine.eq(self.overflow_engine),
+                where.eq(x_pc),
+            ]
             for e, queue in zip(self.engines, self.queue, strict=True):
                 with m.If(self.overflow_engine == e):
                     m.d.comb += where.eq(queue.pc)
@@ -467,11 +530,16 @@ class Sequencer(wiring.Component):
             m.d.sync += self.cycles.eq(next_cycles)
             with m.If(reason != Status.RUNNING):
                 m.d.sync += [
-                    status.eq(reason), self.status_engine.eq(engine), self.status_pc.eq(where),
+                    status.eq(reason),
+                    self.status_engine.eq(engine),
+                    self.status_pc.eq(where),
                     self.status_semaphore.eq(self.overflow_semaphore),
                 ]
         with m.If(go):
             m.d.sync += [
-                status.eq(Status.RUNNING), self.cycles.eq(0), self.status_engine.eq(0),
-                self.status_pc.eq(0), self.status_semaphore.eq(0),
+                status.eq(Status.RUNNING),
+                self.cycles.eq(0),
+                self.status_engine.eq(0),
+                self.status_pc.eq(0),
+                self.status_semaphore.eq(0),
             ]

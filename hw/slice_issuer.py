@@ -35,16 +35,24 @@ class SliceIssuer(wiring.Component):
     def __init__(self, config: TileConfig, array: MatmulArray):
         self.config = config
         self.slice_layout = array.slice.shape()
-        super().__init__({
-            "job": In(stream.Signature(JOB_LAYOUT)),
-            "tile": In(stream.Signature(tile_layout(config))),
-            "activation": Out(ActivationClient(config.rows)),
-            "slice": Out(self.slice_layout),
-            "swap_ready": In(1), "swap": Out(1),
-            "bias_ready": In(1), "bias_used": Out(1),
-            "room": In(1), "reserve": Out(1),
-            "issued": Out(1), "starved": Out(1), "blocked": Out(1), "fault": Out(1),
-        })
+        super().__init__(
+            {
+                "job": In(stream.Signature(JOB_LAYOUT)),
+                "tile": In(stream.Signature(tile_layout(config))),
+                "activation": Out(ActivationClient(config.rows)),
+                "slice": Out(self.slice_layout),
+                "swap_ready": In(1),
+                "swap": Out(1),
+                "bias_ready": In(1),
+                "bias_used": Out(1),
+                "room": In(1),
+                "reserve": Out(1),
+                "issued": Out(1),
+                "starved": Out(1),
+                "blocked": Out(1),
+                "fault": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -71,7 +79,9 @@ class SliceIssuer(wiring.Component):
         ]
 
         # Stored partial sums must be ACC_LATENCY cycles old.
-        recent = [Signal(index_bits + 1, name=f"recent{i}") for i in range(MatmulArray.ACC_LATENCY - 1)]
+        recent = [
+            Signal(index_bits + 1, name=f"recent{i}") for i in range(MatmulArray.ACC_LATENCY - 1)
+        ]
         clash = Signal()
         m.d.comb += clash.eq(Cat(*(r == Cat(row, 1) for r in recent)).any() if recent else 0)
 
@@ -85,8 +95,14 @@ class SliceIssuer(wiring.Component):
             needs_bias.eq(first & (command.init == Init.BIAS)),
             weights.eq(~swap | self.swap_ready),
             bias.eq(~needs_bias | self.bias_ready),
-            offered.eq(self.tile.valid & self.job.valid & weights & bias & ~(clash & ~first)
-                       & (~last | self.room)),
+            offered.eq(
+                self.tile.valid
+                & self.job.valid
+                & weights
+                & bias
+                & ~(clash & ~first)
+                & (~last | self.room)
+            ),
             self.activation.request.valid.eq(offered),
             self.activation.request.payload.address.eq(line_now + tile_line + line_in_group),
             self.activation.request.payload.step.eq(pair.step),
@@ -102,10 +118,15 @@ class SliceIssuer(wiring.Component):
             self.fault.eq(self.activation.fault),
         ]
         if recent:
-            m.d.sync += Cat(*recent).eq(Cat(Mux(granted, Cat(row, 1), 0)[:index_bits + 1], *recent[:-1]))
+            m.d.sync += Cat(*recent).eq(
+                Cat(Mux(granted, Cat(row, 1), 0)[: index_bits + 1], *recent[:-1])
+            )
         bias_sel = Signal()
         with m.If(granted):
-            m.d.sync += [row.eq(Mux(last_row, 0, row + 1)), row_line.eq(line_now + command.act_stride)]
+            m.d.sync += [
+                row.eq(Mux(last_row, 0, row + 1)),
+                row_line.eq(line_now + command.act_stride),
+            ]
             with m.If(last_row):
                 m.d.sync += j.eq(Mux(last_slice, 0, j + 1))
                 with m.If(last_slice):
@@ -114,17 +135,37 @@ class SliceIssuer(wiring.Component):
                 m.d.sync += bias_sel.eq(~bias_sel)
 
         # What travels beside the read, and what it meets when the lines arrive.
-        header = data.StructLayout({
-            "act_format": 3, "weight_format": 3, "index": 2, "part": 5,
-            "count": (32 * rows).bit_length(), "swap": 1, "acc_index": index_bits, "first": 1,
-            "last": 1, "bias_sel": 1, "use_bias": 1, "narrow": 2, "phase": 2,
-        })
+        header = data.StructLayout(
+            {
+                "act_format": 3,
+                "weight_format": 3,
+                "index": 2,
+                "part": 5,
+                "count": (32 * rows).bit_length(),
+                "swap": 1,
+                "acc_index": index_bits,
+                "first": 1,
+                "last": 1,
+                "bias_sel": 1,
+                "use_bias": 1,
+                "narrow": 2,
+                "phase": 2,
+            }
+        )
         now = Signal(header)
         m.d.comb += [
-            now.act_format.eq(command.act_format), now.weight_format.eq(command.weight_format),
-            now.index.eq(j), now.part.eq(j & ((1 << pair.share) - 1)), now.count.eq(tile.count),
-            now.swap.eq(swap), now.acc_index.eq(row), now.first.eq(first), now.last.eq(last),
-            now.bias_sel.eq(bias_sel), now.use_bias.eq(needs_bias), now.narrow.eq(pair.narrow),
+            now.act_format.eq(command.act_format),
+            now.weight_format.eq(command.weight_format),
+            now.index.eq(j),
+            now.part.eq(j & ((1 << pair.share) - 1)),
+            now.count.eq(tile.count),
+            now.swap.eq(swap),
+            now.acc_index.eq(row),
+            now.first.eq(first),
+            now.last.eq(last),
+            now.bias_sel.eq(bias_sel),
+            now.use_bias.eq(needs_bias),
+            now.narrow.eq(pair.narrow),
             now.phase.eq(kt & ((1 << pair.narrow) - 1)),
         ]
         then = now
@@ -136,8 +177,19 @@ class SliceIssuer(wiring.Component):
         fields = Signal(self.slice_layout, name="fields")
         response = self.activation.response
         m.d.comb += fields.valid.eq(self.activation.valid)
-        for name in ("act_format", "weight_format", "index", "part", "count", "swap", "acc_index",
-                     "first", "last", "bias_sel", "use_bias"):
+        for name in (
+            "act_format",
+            "weight_format",
+            "index",
+            "part",
+            "count",
+            "swap",
+            "acc_index",
+            "first",
+            "last",
+            "bias_sel",
+            "use_bias",
+        ):
             m.d.comb += fields[name].eq(then[name])
         with m.Switch(Cat(then.phase, then.narrow)):
             for narrow in (1, 2):
@@ -149,7 +201,8 @@ class SliceIssuer(wiring.Component):
                             line, part = group >> narrow, group % (1 << narrow)
                             m.d.comb += [
                                 fields.lines[r].eq(
-                                    response.data[line][part * width:(part + 1) * width]),
+                                    response.data[line][part * width : (part + 1) * width]
+                                ),
                                 fields.scales[r].eq(response.scales[line]),
                             ]
             with m.Default():

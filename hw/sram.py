@@ -33,26 +33,44 @@ class Sram1R1W(wiring.Component):
         self.width, self.depth = width, depth
         self.granularity = width if granularity is None else granularity
         address = (depth - 1).bit_length()
-        super().__init__({
-            "write_en": In(width // self.granularity), "write_addr": In(address), "write_data": In(width),
-            "read_en": In(1), "read_addr": In(address), "read_data": Out(width),
-        })
+        super().__init__(
+            {
+                "write_en": In(width // self.granularity),
+                "write_addr": In(address),
+                "write_data": In(width),
+                "read_en": In(1),
+                "read_addr": In(address),
+                "read_data": Out(width),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         if isinstance(platform, VerilogPlatform):
             m.submodules.macro = Instance(
-                "jalapeno_sram_1r1w", p_WIDTH=self.width, p_DEPTH=self.depth,
-                p_GRANULARITY=self.granularity, i_clk=ClockSignal(), i_write_en=self.write_en,
-                i_write_addr=self.write_addr, i_write_data=self.write_data, i_read_en=self.read_en,
-                i_read_addr=self.read_addr, o_read_data=self.read_data)
+                "jalapeno_sram_1r1w",
+                p_WIDTH=self.width,
+                p_DEPTH=self.depth,
+                p_GRANULARITY=self.granularity,
+                i_clk=ClockSignal(),
+                i_write_en=self.write_en,
+                i_write_addr=self.write_addr,
+                i_write_data=self.write_data,
+                i_read_en=self.read_en,
+                i_read_addr=self.read_addr,
+                o_read_data=self.read_data,
+            )
             return m
         m.submodules.memory = mem = memory.Memory(shape=self.width, depth=self.depth, init=[])
         write = mem.write_port(granularity=self.granularity)
         read = mem.read_port()
         m.d.comb += [
-            write.en.eq(self.write_en), write.addr.eq(self.write_addr), write.data.eq(self.write_data),
-            read.en.eq(self.read_en), read.addr.eq(self.read_addr), self.read_data.eq(read.data),
+            write.en.eq(self.write_en),
+            write.addr.eq(self.write_addr),
+            write.data.eq(self.write_data),
+            read.en.eq(self.read_en),
+            read.addr.eq(self.read_addr),
+            self.read_data.eq(read.data),
         ]
         return m
 
@@ -68,19 +86,31 @@ class Sram1RW(wiring.Component):
         _check(width, depth, granularity)
         self.width, self.depth = width, depth
         self.granularity = width if granularity is None else granularity
-        super().__init__({
-            "en": In(1), "write_en": In(width // self.granularity), "addr": In((depth - 1).bit_length()),
-            "write_data": In(width), "read_data": Out(width),
-        })
+        super().__init__(
+            {
+                "en": In(1),
+                "write_en": In(width // self.granularity),
+                "addr": In((depth - 1).bit_length()),
+                "write_data": In(width),
+                "read_data": Out(width),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         if isinstance(platform, VerilogPlatform):
             m.submodules.macro = Instance(
-                "jalapeno_sram_1rw", p_WIDTH=self.width, p_DEPTH=self.depth,
-                p_GRANULARITY=self.granularity, i_clk=ClockSignal(), i_en=self.en,
-                i_write_en=self.write_en, i_addr=self.addr, i_write_data=self.write_data,
-                o_read_data=self.read_data)
+                "jalapeno_sram_1rw",
+                p_WIDTH=self.width,
+                p_DEPTH=self.depth,
+                p_GRANULARITY=self.granularity,
+                i_clk=ClockSignal(),
+                i_en=self.en,
+                i_write_en=self.write_en,
+                i_addr=self.addr,
+                i_write_data=self.write_data,
+                o_read_data=self.read_data,
+            )
             return m
         m.submodules.memory = mem = memory.Memory(shape=self.width, depth=self.depth, init=[])
         write = mem.write_port(granularity=self.granularity)
@@ -88,8 +118,11 @@ class Sram1RW(wiring.Component):
         enable = Signal(len(self.write_en))
         m.d.comb += [
             enable.eq(Mux(self.en, self.write_en, 0)),
-            write.en.eq(enable), write.addr.eq(self.addr), write.data.eq(self.write_data),
-            read.en.eq(self.en & ~self.write_en.any()), read.addr.eq(self.addr),
+            write.en.eq(enable),
+            write.addr.eq(self.addr),
+            write.data.eq(self.write_data),
+            read.en.eq(self.en & ~self.write_en.any()),
+            read.addr.eq(self.addr),
             self.read_data.eq(read.data),
         ]
         return m

@@ -29,10 +29,12 @@ class SramArbiter(wiring.Component):
             raise ValueError(f"latency must be at least 1, not {latency!r}")
         self.latency = latency
         self.count = clients
-        super().__init__({
-            "clients": In(SramClient(1)).array(clients),
-            "sram": Out(SramClient(1)),
-        })
+        super().__init__(
+            {
+                "clients": In(SramClient(1)).array(clients),
+                "sram": Out(SramClient(1)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

@@ -21,13 +21,15 @@ class SramReader(wiring.Component):
 
     def __init__(self, lines: int):
         self.lines = lines
-        super().__init__({
-            "piece": In(stream.Signature(PIECE)),
-            "address": Out(stream.Signature(LINE_ADDRESS_BITS)),
-            "valid": In(1),
-            "response": In(sram_response(lines)),
-            "beat": Out(stream.Signature(line_beat(lines))),
-        })
+        super().__init__(
+            {
+                "piece": In(stream.Signature(PIECE)),
+                "address": Out(stream.Signature(LINE_ADDRESS_BITS)),
+                "valid": In(1),
+                "response": In(sram_response(lines)),
+                "beat": Out(stream.Signature(line_beat(lines))),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -36,7 +38,8 @@ class SramReader(wiring.Component):
         extent = data.StructLayout({"start": range(lines + 1), "end": range(lines + 1)})
         m.submodules.extents = extents = LineFifo(extent, DEPTH)
         m.submodules.answers = answers = LineFifo(
-            data.ArrayLayout(self.response.data.shape().elem_shape, lines), DEPTH)
+            data.ArrayLayout(self.response.data.shape().elem_shape, lines), DEPTH
+        )
 
         active = Signal()
         address = Signal(LINE_ADDRESS_BITS, reset_less=True)
@@ -62,10 +65,16 @@ class SramReader(wiring.Component):
             m.d.comb += extents.input.p.end.eq(reach)
         with m.If(issue):
             m.d.sync += [
-                active.eq(~final), address.eq(address - offset + lines), left.eq(reach - lines)]
+                active.eq(~final),
+                address.eq(address - offset + lines),
+                left.eq(reach - lines),
+            ]
         with m.If(self.piece.valid & self.piece.ready):
             m.d.sync += [
-                active.eq(1), address.eq(self.piece.p.address), left.eq(self.piece.p.lines)]
+                active.eq(1),
+                address.eq(self.piece.p.address),
+                left.eq(self.piece.p.lines),
+            ]
         m.d.sync += room.eq(room - issue + taken)
 
         m.d.comb += [

@@ -60,7 +60,8 @@ class StallGates:
         shut, offered = Signal(name=f"{name}_shut"), Signal(name=f"{name}_offered")
         m.d.comb += [
             drawn.eq(Cat(*window)),
-            receiver.valid.eq(sender.valid & ~shut), sender.ready.eq(receiver.ready & ~shut),
+            receiver.valid.eq(sender.valid & ~shut),
+            sender.ready.eq(receiver.ready & ~shut),
             offered.eq(receiver.valid & ~receiver.ready),
         ]
         m.d.sync += shut.eq(~offered & (drawn < self.source.stall.probability))

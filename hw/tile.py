@@ -56,10 +56,15 @@ class TileCore(wiring.Component):
 
     def __init__(self, config: TileConfig):
         self.config = config
-        super().__init__(_ports(config) | {
-            "access": In(CORE_COMMAND), "access_ready": Out(1),
-            "answer": Out(CORE_ANSWER), "answer_valid": Out(1),
-        })
+        super().__init__(
+            _ports(config)
+            | {
+                "access": In(CORE_COMMAND),
+                "access_ready": Out(1),
+                "answer": Out(CORE_ANSWER),
+                "answer_valid": Out(1),
+            }
+        )
 
     @property
     def emit_name(self) -> str:
@@ -73,10 +78,14 @@ class TileCore(wiring.Component):
         m.submodules.kv_sram = kv = KvSram(config, load_meta(config.rows).size)
         m.submodules.hbm = hbm = HbmPort(config)
         engines = {
-            Engine.MATRIX: MatrixEngine(config), Engine.VECTOR: VectorEngine(config),
-            Engine.TOPK: TopkEngine(config), Engine.DMA: Dma(config),
-            Engine.STREAM: WeightStream(config), Engine.KV: KvAppend(config),
-            Engine.NOC: NocPort(config), Engine.COLLECTIVE: CollectivePort(config),
+            Engine.MATRIX: MatrixEngine(config),
+            Engine.VECTOR: VectorEngine(config),
+            Engine.TOPK: TopkEngine(config),
+            Engine.DMA: Dma(config),
+            Engine.STREAM: WeightStream(config),
+            Engine.KV: KvAppend(config),
+            Engine.NOC: NocPort(config),
+            Engine.COLLECTIVE: CollectivePort(config),
         }
         source = None
         if config.stall_gates:
@@ -89,7 +98,8 @@ class TileCore(wiring.Component):
             control = getattr(processor, f"engine_{name}")
             gates.connect(f"{name}_command", control.command, component.control.command)
             m.d.comb += [
-                control.done.eq(component.control.done), control.error.eq(component.control.error),
+                control.done.eq(component.control.done),
+                control.error.eq(component.control.error),
                 control.activity.eq(component.control.activity),
             ]
 
@@ -100,17 +110,22 @@ class TileCore(wiring.Component):
         def client(name, engine_side, sram_side):
             gates.connect(f"{name}_request", engine_side.request, sram_side.request)
             m.d.comb += [
-                engine_side.valid.eq(sram_side.valid), engine_side.response.eq(sram_side.response),
+                engine_side.valid.eq(sram_side.valid),
+                engine_side.response.eq(sram_side.response),
                 engine_side.fault.eq(sram_side.fault),
             ]
 
         for name, engine_side, sram_side in (
             ("activation", matrix.activation, sram.activation),
             ("matrix", matrix.memory, sram.matrix),
-            ("vector_a", vector.a, sram.vector_a), ("vector_b", vector.b, sram.vector_b),
-            ("vector_out", vector.out, sram.vector_out), ("dma", dma.sram, sram.dma),
-            ("kv", append.source, sram.kv), ("topk", engines[Engine.TOPK].sram, sram.topk),
-            ("noc_out", noc.source, sram.noc_out), ("noc_in", noc.target, sram.noc_in),
+            ("vector_a", vector.a, sram.vector_a),
+            ("vector_b", vector.b, sram.vector_b),
+            ("vector_out", vector.out, sram.vector_out),
+            ("dma", dma.sram, sram.dma),
+            ("kv", append.source, sram.kv),
+            ("topk", engines[Engine.TOPK].sram, sram.topk),
+            ("noc_out", noc.source, sram.noc_out),
+            ("noc_in", noc.target, sram.noc_in),
             ("collective", collective.memory, sram.collective),
             ("sequencer", processor.load, sram.sequencer),
         ):
@@ -122,7 +137,8 @@ class TileCore(wiring.Component):
         gates.connect("stream_write", stream.write, kv.stream_write)
         gates.connect("dma_kv_write", dma.kv_write, kv.dma_write)
         m.d.comb += [
-            matrix.weights_fault.eq(kv.read_fault), matrix.available.eq(stream.available),
+            matrix.weights_fault.eq(kv.read_fault),
+            matrix.available.eq(stream.available),
             stream.taken.eq(matrix.taken),
         ]
 
@@ -137,8 +153,10 @@ class TileCore(wiring.Component):
         wiring.connect(m, noc.network, wiring.flipped(self.noc))
         wiring.connect(m, collective.network, wiring.flipped(self.collective))
         m.d.comb += [
-            noc.position.eq(self.position), collective.position.eq(self.position),
-            processor.post_remote.eq(noc.post), processor.network_active.eq(noc.active),
+            noc.position.eq(self.position),
+            collective.position.eq(self.position),
+            processor.post_remote.eq(noc.post),
+            processor.network_active.eq(noc.active),
             self.running.eq(processor.running),
         ]
 
@@ -160,21 +178,26 @@ class TileCore(wiring.Component):
             m.d.comb += signal.eq(access.valid & (access.region == region))
         write = chosen[Region.REGISTERS] & access.write & (access.address == 0)
         m.d.comb += [
-            processor.start.eq(write & access.data[0]), processor.reset.eq(write & access.data[1]),
-            processor.start_pc.eq(access.data[32:64]), processor.cycle_limit.eq(access.data[64:96]),
+            processor.start.eq(write & access.data[0]),
+            processor.reset.eq(write & access.data[1]),
+            processor.start_pc.eq(access.data[32:64]),
+            processor.cycle_limit.eq(access.data[64:96]),
             processor.program_write_en.eq(chosen[Region.PROGRAM] & access.write),
             processor.program_read_en.eq(chosen[Region.PROGRAM] & ~access.write),
-            processor.program_addr.eq(access.address), processor.program_write_data.eq(access.data),
+            processor.program_addr.eq(access.address),
+            processor.program_write_data.eq(access.data),
             processor.counter_index.eq(access.address - COUNTER_LINE),
             sram.host.request.valid.eq(chosen[Region.TILE_SRAM]),
             sram.host.request.payload.address.eq(access.address),
             sram.host.request.payload.write.eq(access.write),
             sram.host.request.payload.data.eq(access.data),
             sram.host.request.payload.scales.eq(access.scale),
-            sram.host.request.payload.mask.eq(-1), sram.host.request.payload.scale_mask.eq(1),
+            sram.host.request.payload.mask.eq(-1),
+            sram.host.request.payload.scale_mask.eq(1),
             kv.host_write.valid.eq(chosen[Region.KV_SRAM] & access.write),
             kv.host_write.payload.address.eq(access.address),
-            kv.host_write.payload.data.eq(access.data), kv.host_write.payload.scales.eq(access.scale),
+            kv.host_write.payload.data.eq(access.data),
+            kv.host_write.payload.scales.eq(access.scale),
             kv.host_write.payload.enable.eq(1),
             kv.host_read.request.valid.eq(chosen[Region.KV_SRAM] & ~access.write),
             kv.host_read.request.payload.eq(access.address),
@@ -200,7 +223,8 @@ class TileCore(wiring.Component):
         ]
         m.d.comb += processor.semaphore_index.eq(semaphore_id)
         m.d.comb += self.answer_valid.eq(
-            register_read | program_read | sram.host.valid | kv.host_read.response.valid)
+            register_read | program_read | sram.host.valid | kv.host_read.response.valid
+        )
         answer = self.answer
         with m.If(register_read):
             with m.Switch(register):
@@ -221,11 +245,15 @@ class TileCore(wiring.Component):
         with m.Elif(program_read):
             m.d.comb += answer.data.eq(processor.program_read_data)
         with m.Elif(sram.host.valid):
-            m.d.comb += [answer.data.eq(sram.host.response.data),
-                         answer.scale.eq(sram.host.response.scales)]
+            m.d.comb += [
+                answer.data.eq(sram.host.response.data),
+                answer.scale.eq(sram.host.response.scales),
+            ]
         with m.Else():
-            m.d.comb += [answer.data.eq(kv.host_read.response.payload.data),
-                         answer.scale.eq(kv.host_read.response.payload.scale)]
+            m.d.comb += [
+                answer.data.eq(kv.host_read.response.payload.data),
+                answer.scale.eq(kv.host_read.response.payload.scale),
+            ]
 
 
 class Tile(wiring.Component):
@@ -261,8 +289,9 @@ class Tile(wiring.Component):
             else:
                 wiring.connect(m, getattr(core, name), wiring.flipped(getattr(self, name)))
         m.d.comb += [
-            core.access.eq(adapter.access), adapter.access_ready.eq(core.access_ready),
-            adapter.answer.eq(core.answer), adapter.answer_valid.eq(core.answer_valid),
+            core.access.eq(adapter.access),
+            adapter.access_ready.eq(core.access_ready),
+            adapter.answer.eq(core.answer),
+            adapter.answer_valid.eq(core.answer_valid),
         ]
         return m
-

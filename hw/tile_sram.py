@@ -46,12 +46,14 @@ class TileSramBank(wiring.Component):
     def __init__(self, depth: int, readers: int, writers: int):
         self.depth, self.readers, self.writers = depth, readers, writers
         ports = readers + writers
-        super().__init__({
-            "select": In(ports),
-            "row": In(data.ArrayLayout((depth - 1).bit_length(), ports)),
-            "write": In(bank_write(writers)),
-            "word": Out(WORD_BITS),
-        })
+        super().__init__(
+            {
+                "select": In(ports),
+                "row": In(data.ArrayLayout((depth - 1).bit_length(), ports)),
+                "write": In(bank_write(writers)),
+                "word": Out(WORD_BITS),
+            }
+        )
 
     @property
     def emit_name(self) -> str:
@@ -126,22 +128,30 @@ class TileSram(wiring.Component):
             raise ValueError(f"patience must be at least 1, not {patience!r}")
         self.config, self.patience = config, patience
         vector = In(SramClient(config.vector_lines))
-        super().__init__({
-            "activation": In(ActivationClient(config.rows)),
-            "matrix": vector,
-            "vector_a": vector,
-            "vector_b": vector,
-            "vector_out": vector,
-            "dma": In(SramClient(self.dma_lines)),
-            **{name: In(SramClient(1)) for name in self.SMALL},
-            "conflicts": Out(len(self.PORTS)),
-        })
+        super().__init__(
+            {
+                "activation": In(ActivationClient(config.rows)),
+                "matrix": vector,
+                "vector_a": vector,
+                "vector_b": vector,
+                "vector_out": vector,
+                "dma": In(SramClient(self.dma_lines)),
+                **{name: In(SramClient(1)) for name in self.SMALL},
+                "conflicts": Out(len(self.PORTS)),
+            }
+        )
 
     def _plain_port(self, name: str, client: Any, lines: int, **kind: bool) -> _Port:
         banks = self.config.sram_banks
-        choice = client.request.payload.address[_log2(lines):_log2(banks)]
-        return _Port(name, client, lines,
-                     [tuple(range(b, b + lines)) for b in range(0, banks, lines)], choice, **kind)
+        choice = client.request.payload.address[_log2(lines) : _log2(banks)]
+        return _Port(
+            name,
+            client,
+            lines,
+            [tuple(range(b, b + lines)) for b in range(0, banks, lines)],
+            choice,
+            **kind,
+        )
 
     def _activation_port(self, m: Module) -> _Port:
         """With step s the choice is s, then the address bits that are not the line's index."""
@@ -153,7 +163,7 @@ class TileSram(wiring.Component):
         banks = []
         with m.Switch(request.step):
             for step in range(STEPS):
-                free = Cat(request.address[:step], request.address[step + row_bits:bank_bits])
+                free = Cat(request.address[:step], request.address[step + row_bits : bank_bits])
                 with m.Case(step):
                     m.d.comb += choice.eq(Cat(free, request.step))
                 for code in range(1 << free_bits):
@@ -176,7 +186,8 @@ class TileSram(wiring.Component):
                 for step in range(STEPS):
                     with m.Case(step):
                         m.d.comb += result.eq(
-                            same(max(q_bits, step + p_bits), bank_bits) & same(q_bits, step))
+                            same(max(q_bits, step + p_bits), bank_bits) & same(q_bits, step)
+                        )
         else:
             m.d.comb += result.eq(same(max(q_bits, p_bits), bank_bits))
         return result
@@ -184,10 +195,14 @@ class TileSram(wiring.Component):
     def _arbitrate(self, m: Module, ports: list[_Port], wanted: list[Value]) -> list[Value]:
         """Grants in two passes over the ports: those that have waited long, then the others."""
         urgent = [Signal(name=f"{p.name}_urgent") for p in ports]
-        grants = [[Signal(name=f"{p.name}_{kind}_grant") for p in ports]
-                  for kind in ("urgent", "usual")]
-        meets = {(i, j): self._overlap(m, ports[i], ports[j])
-                 for j in range(len(ports)) for i in range(j)}
+        grants = [
+            [Signal(name=f"{p.name}_{kind}_grant") for p in ports] for kind in ("urgent", "usual")
+        ]
+        meets = {
+            (i, j): self._overlap(m, ports[i], ports[j])
+            for j in range(len(ports))
+            for i in range(j)
+        }
         before: list[tuple[int, Value]] = []
         for kind, granted in enumerate(grants):
             for i in range(len(ports)):
@@ -239,8 +254,9 @@ class TileSram(wiring.Component):
             want = Signal(name=f"{port.name}_want")
             m.d.comb += ok.eq(request.payload.address[line_bits:] == 0)
             if port.stepped:
-                m.d.comb += ok.eq((request.payload.address[line_bits:] == 0)
-                                  & (request.payload.step < STEPS))
+                m.d.comb += ok.eq(
+                    (request.payload.address[line_bits:] == 0) & (request.payload.step < STEPS)
+                )
             m.d.comb += want.eq(request.valid & ok)
             if not port.reads:
                 m.d.comb += want.eq(request.valid & ok & request.payload.write)
@@ -257,12 +273,14 @@ class TileSram(wiring.Component):
             hits[i] = Signal(len(port.banks), name=f"{port.name}_hit")
             m.d.comb += hits[i].eq(grants[i] << port.choice)
             m.d.comb += port.client.request.ready.eq(
-                port.client.request.valid & (grants[i] | ~wanted[i]))
+                port.client.request.valid & (grants[i] | ~wanted[i])
+            )
             if port.writes:
                 lanes[i] = Signal(bank_write(port.lines), name=f"{port.name}_lanes")
                 for lane in range(port.lines):
-                    granules = [bit.replicate(GRANULE_BITS // SCALE_BITS)
-                                for bit in payload.mask[lane]]
+                    granules = [
+                        bit.replicate(GRANULE_BITS // SCALE_BITS) for bit in payload.mask[lane]
+                    ]
                     enable = Cat(*granules, payload.scale_mask[lane])
                     m.d.comb += [
                         lanes[i][lane].word.eq(Cat(payload.data[lane], payload.scales[lane])),

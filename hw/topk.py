@@ -46,18 +46,22 @@ class TopkUnit(wiring.Component):
         if id_bits < 1:
             raise ValueError(f"id_bits must be at least 1, not {id_bits!r}")
         self.k_max, self.id_bits = k_max, id_bits
-        super().__init__({
-            "k": In(range(k_max + 1)),
-            "input": In(stream.Signature(data.StructLayout({"score": SCORE_BITS, "last": 1}))),
-            "output": Out(stream.Signature(
-                data.StructLayout({"score": SCORE_BITS, "id": id_bits, "last": 1}))),
-            "nan_row": Out(1),
-        })
+        super().__init__(
+            {
+                "k": In(range(k_max + 1)),
+                "input": In(stream.Signature(data.StructLayout({"score": SCORE_BITS, "last": 1}))),
+                "output": Out(
+                    stream.Signature(
+                        data.StructLayout({"score": SCORE_BITS, "id": id_bits, "last": 1})
+                    )
+                ),
+                "nan_row": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
-        pair = data.StructLayout(
-            {"key": SCORE_BITS, "score": SCORE_BITS, "id": self.id_bits})
+        pair = data.StructLayout({"key": SCORE_BITS, "score": SCORE_BITS, "id": self.id_bits})
         entries = [Signal(pair, name=f"entry{i}", reset_less=True) for i in range(self.k_max)]
         filled = Signal(self.k_max)
         giving = Signal()  # the row is complete, its pairs leave
@@ -80,15 +84,18 @@ class TopkUnit(wiring.Component):
         m.d.sync += new_valid.eq(self.input.valid & self.input.ready)
         with m.If(self.input.valid & self.input.ready):
             m.d.sync += [
-                new.key.eq(key), new.score.eq(score), new.id.eq(position),
+                new.key.eq(key),
+                new.score.eq(score),
+                new.id.eq(position),
                 new_last.eq(self.input.p.last),
                 position.eq(Mux(self.input.p.last, 0, position + 1)),
             ]
 
         # Stage 2: entries are in order, so those that the new one beats are the last ones.
         beaten = Signal(self.k_max)
-        m.d.comb += beaten.eq(Cat(
-            ~filled[i] | (new.key > entry.key) for i, entry in enumerate(entries)))
+        m.d.comb += beaten.eq(
+            Cat(~filled[i] | (new.key > entry.key) for i, entry in enumerate(entries))
+        )
         with m.If(new_valid):
             m.d.sync += filled.eq(Cat(1, filled))
             for i, entry in enumerate(entries):
@@ -141,11 +148,13 @@ class TopkEngine(wiring.Component):
 
     def __init__(self, config: TileConfig):
         self.config = config
-        super().__init__({
-            "control": Out(EngineControl(isa.TOPK)),
-            "sram": Out(SramClient(1)),
-            "nan_row": Out(1),
-        })
+        super().__init__(
+            {
+                "control": Out(EngineControl(isa.TOPK)),
+                "sram": Out(SramClient(1)),
+                "nan_row": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -164,9 +173,13 @@ class TopkEngine(wiring.Component):
         activity = Signal(isa.Activity)
         m.d.comb += [
             legal.eq(
-                (offered.count >= 1) & (offered.count <= config.max_experts)
-                & (offered.k >= 1) & (offered.k <= config.max_topk) & (offered.k <= offered.count)
-                & ~(offered.score_addr | offered.ids_addr | offered.scores_addr)[:4].any()),
+                (offered.count >= 1)
+                & (offered.count <= config.max_experts)
+                & (offered.k >= 1)
+                & (offered.k <= config.max_topk)
+                & (offered.k <= offered.count)
+                & ~(offered.score_addr | offered.ids_addr | offered.scores_addr)[:4].any()
+            ),
             self.control.activity.eq(activity),
         ]
 
@@ -212,8 +225,14 @@ class TopkEngine(wiring.Component):
                 m.d.comb += self.control.command.ready.eq(1)
                 with m.If(self.control.command.valid):
                     m.d.sync += [
-                        command.eq(offered), faulted.eq(0), nan_row.eq(0), word.eq(0),
-                        slot.eq(0), line.eq(0), mask.eq(0), read_line.eq(offered.score_addr[4:]),
+                        command.eq(offered),
+                        faulted.eq(0),
+                        nan_row.eq(0),
+                        word.eq(0),
+                        slot.eq(0),
+                        line.eq(0),
+                        mask.eq(0),
+                        read_line.eq(offered.score_addr[4:]),
                         left.eq(offered.count),
                     ]
                     m.next = "ILLEGAL"
@@ -222,8 +241,10 @@ class TopkEngine(wiring.Component):
                         m.next = "READ"
             with m.State("ILLEGAL"):
                 m.d.comb += [
-                    self.control.done.eq(1), activity.eq(isa.Activity.BUSY),
-                    self.control.error.eq(isa.Status.ILLEGAL_COMMAND)]
+                    self.control.done.eq(1),
+                    activity.eq(isa.Activity.BUSY),
+                    self.control.error.eq(isa.Status.ILLEGAL_COMMAND),
+                ]
                 m.next = "IDLE"
             with m.State("READ"):
                 m.d.comb += [
@@ -244,7 +265,8 @@ class TopkEngine(wiring.Component):
                 m.d.comb += [unit.output.ready.eq(1), activity.eq(isa.Activity.BUSY)]
                 with m.If(unit.output.valid):
                     m.d.sync += [
-                        nan_row.eq(nan_row | unit.nan_row), slot.eq(slot + 1),
+                        nan_row.eq(nan_row | unit.nan_row),
+                        slot.eq(slot + 1),
                         final.eq(unit.output.p.last),
                     ]
                     with m.Switch(slot):
@@ -283,8 +305,9 @@ class TopkEngine(wiring.Component):
                 with m.If(flush == 0):
                     m.d.comb += [
                         self.control.done.eq(1),
-                        self.control.error.eq(Mux(
-                            faulted, isa.Status.ADDRESS_RANGE, isa.Status.RUNNING)),
+                        self.control.error.eq(
+                            Mux(faulted, isa.Status.ADDRESS_RANGE, isa.Status.RUNNING)
+                        ),
                         self.nan_row.eq(nan_row & ~faulted),
                     ]
                     m.next = "IDLE"

@@ -43,9 +43,13 @@ class VectorCheck(wiring.Component):
             problems.append(signal)
 
         problem("no_elements", (command.rows == 0) | (command.cols == 0))
-        problem("codes", (command.op1 > max(Op1)) | (command.function > max(Function))
-                | (command.reduce > max(Reduce))
-                | Cat(command[s] > max(Select) for s in ("s1", "s2", "s3", "s4")).any())
+        problem(
+            "codes",
+            (command.op1 > max(Op1))
+            | (command.function > max(Function))
+            | (command.reduce > max(Reduce))
+            | Cat(command[s] > max(Select) for s in ("s1", "s2", "s3", "s4")).any(),
+        )
 
         def misaligned(address, stride, fmt, least: dict[Format, int]) -> Signal:
             result = Signal(name=f"misaligned_{len(problems)}")
@@ -54,19 +58,23 @@ class VectorCheck(wiring.Component):
                     bits = max(size_bits(self.lanes, code), least.get(code, 0))
                     with m.Case(code):
                         m.d.comb += result.eq(
-                            address[:bits].any() | stride[:max(bits - 2, 0)].any())
+                            address[:bits].any() | stride[: max(bits - 2, 0)].any()
+                        )
             return result
 
         problem("a", misaligned(command.a_addr, command.a_stride, command.a_format, {}))
         for name in ("b", "d"):
             address, kind = command[f"{name}_addr"], command[f"{name}_kind"]
-            vector = misaligned(
-                address, command[f"{name}_stride"], command[f"{name}_format"], {})
-            problem(name, ((kind == Kind.VECTOR) & vector)
-                    | ((kind == Kind.ROW) & address[:2].any()))
+            vector = misaligned(address, command[f"{name}_stride"], command[f"{name}_format"], {})
+            problem(
+                name, ((kind == Kind.VECTOR) & vector) | ((kind == Kind.ROW) & address[:2].any())
+            )
         blocks = {fmt: LINE_ALIGN for fmt in Format if SPECS[fmt].scaled}
-        problem("out", command.store & misaligned(
-            command.out_addr, command.out_stride, command.out_format, blocks))
+        problem(
+            "out",
+            command.store
+            & misaligned(command.out_addr, command.out_stride, command.out_format, blocks),
+        )
         problem("reduction", (command.reduce != Reduce.NONE) & command.reduce_addr[:2].any())
 
         outside = Signal()
@@ -77,11 +85,16 @@ class VectorCheck(wiring.Component):
         problem("permutation", outside)
 
         for stage, select in (
-            (command.op1 != Op1.NONE, command.s1), (command.mul, command.s2),
-            (command.add, command.s3), (command.mul2, command.s4),
+            (command.op1 != Op1.NONE, command.s1),
+            (command.mul, command.s2),
+            (command.add, command.s3),
+            (command.mul2, command.s4),
         ):
-            absent = Mux(select == Select.B, command.b_kind == Kind.NONE,
-                         (select == Select.D) & (command.d_kind == Kind.NONE))
+            absent = Mux(
+                select == Select.B,
+                command.b_kind == Kind.NONE,
+                (select == Select.D) & (command.d_kind == Kind.NONE),
+            )
             problem(f"absent_{len(problems)}", stage & absent)
 
         verdict = Signal(len(problems))

@@ -30,9 +30,15 @@ class VectorCombine(wiring.Component):
     emit_name = "vector_combine"
 
     def __init__(self) -> None:
-        super().__init__({
-            "enable": In(1), "op": In(3), "a": In(32), "b": In(32), "result": Out(32),
-        })
+        super().__init__(
+            {
+                "enable": In(1),
+                "op": In(3),
+                "a": In(32),
+                "b": In(32),
+                "result": Out(32),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

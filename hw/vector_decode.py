@@ -32,10 +32,15 @@ class VectorDecode(wiring.Component):
     emit_name = "vector_decode"
 
     def __init__(self) -> None:
-        super().__init__({
-            "enable": In(1), "format": In(Format), "code": In(32), "scale": In(8),
-            "value": Out(32),
-        })
+        super().__init__(
+            {
+                "enable": In(1),
+                "format": In(Format),
+                "code": In(32),
+                "scale": In(8),
+                "value": Out(32),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -58,7 +63,7 @@ class VectorDecode(wiring.Component):
                         ]
                         continue
                     magnitude = code[: spec.bits - 1]
-                    field = magnitude[spec.mantissa_bits:]
+                    field = magnitude[spec.mantissa_bits :]
                     top = MAGNITUDE_BITS - 1 - spec.bias - spec.mantissa_bits
                     m.d.comb += [
                         significand.eq(Cat(magnitude[: spec.mantissa_bits], field.any())),
@@ -76,7 +81,7 @@ class VectorDecode(wiring.Component):
             shifted = Signal(MAGNITUDE_BITS, name=f"normal_{distance}")
             left = Signal(signed(11), name=f"exponent_{distance}")
             m.d.comb += [
-                empty.eq(~value[MAGNITUDE_BITS - distance:].any()),
+                empty.eq(~value[MAGNITUDE_BITS - distance :].any()),
                 shifted.eq(Mux(empty, Cat(Const(0, distance), value[:-distance]), value)),
                 left.eq(scaled - Mux(empty, distance, 0)),
             ]

@@ -43,10 +43,16 @@ class VectorEncode(wiring.Component):
     emit_name = "vector_encode"
 
     def __init__(self) -> None:
-        super().__init__({
-            "enable": In(1), "format": In(Format), "x": In(32), "scale": In(8), "blank": In(1),
-            "code": Out(8),
-        })
+        super().__init__(
+            {
+                "enable": In(1),
+                "format": In(Format),
+                "x": In(32),
+                "scale": In(8),
+                "blank": In(1),
+                "code": Out(8),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -64,8 +70,8 @@ class VectorEncode(wiring.Component):
             shifted = Signal(24, name=f"normal_{distance}")
             left = Signal(signed(10), name=f"exponent_{distance}")
             m.d.comb += [
-                empty.eq(~frame[24 - distance:].any()),
-                shifted.eq(Mux(empty, Cat(Const(0, distance), frame[:24 - distance]), frame)),
+                empty.eq(~frame[24 - distance :].any()),
+                shifted.eq(Mux(empty, Cat(Const(0, distance), frame[: 24 - distance]), frame)),
                 left.eq(exponent - Mux(empty, distance, 0)),
             ]
             frame, exponent = shifted, left
@@ -76,8 +82,11 @@ class VectorEncode(wiring.Component):
         blank = Signal(reset_less=True)
         with m.If(self.enable):
             m.d.sync += [
-                kept.eq(frame[24 - KEPT:]), sticky.eq(frame[:24 - KEPT].any()),
-                power.eq(exponent), sign.eq(self.x[31]), blank.eq(self.blank),
+                kept.eq(frame[24 - KEPT :]),
+                sticky.eq(frame[: 24 - KEPT].any()),
+                power.eq(exponent),
+                sign.eq(self.x[31]),
+                blank.eq(self.blank),
             ]
 
         # Stage 2: down to the fraction bits, and further below the smallest normal; round.
@@ -89,8 +98,10 @@ class VectorEncode(wiring.Component):
             for fmt in MX_FORMATS:
                 with m.Case(fmt):
                     m.d.comb += [
-                        lowest.eq(1 - bias(fmt)), offset.eq(bias(fmt) - 1),
-                        bits.eq(fraction_bits(fmt)), limit.eq(SPECS[fmt].max_code),
+                        lowest.eq(1 - bias(fmt)),
+                        offset.eq(bias(fmt) - 1),
+                        bits.eq(fraction_bits(fmt)),
+                        limit.eq(SPECS[fmt].max_code),
                     ]
         normal = Signal()
         depth = Signal(signed(11))
@@ -112,7 +123,7 @@ class VectorEncode(wiring.Component):
             down.eq(wide >> drop),
             away.eq(sticky | (drop > KEPT + 1)),
             up.eq(down[KEPT] & (down[KEPT + 1] | down[:KEPT].any() | away)),
-            rounded.eq(down[KEPT + 1:] + up),
+            rounded.eq(down[KEPT + 1 :] + up),
         ]
         top = Signal(6)
         m.d.comb += [

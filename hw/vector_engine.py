@@ -54,12 +54,14 @@ class VectorEngine(wiring.Component):
         self.config = config
         self.lanes = config.lanes
         lines = config.vector_lines
-        super().__init__({
-            "control": Out(EngineControl(VECTOR)),
-            "a": Out(SramClient(lines)),
-            "b": Out(SramClient(lines)),
-            "out": Out(SramClient(lines)),
-        })
+        super().__init__(
+            {
+                "control": Out(EngineControl(VECTOR)),
+                "a": Out(SramClient(lines)),
+                "b": Out(SramClient(lines)),
+                "out": Out(SramClient(lines)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -111,13 +113,17 @@ class VectorEngine(wiring.Component):
         for load, port, names in ((load_a, self.a, "a"), (load_b, self.b, "bd")):
             wiring.connect(m, load.client, wiring.flipped(port))
             m.d.comb += [
-                load.start.eq(start), load.stop.eq(stop), load.clear.eq(clear),
-                load.rows.eq(following.rows - 1), load.vectors.eq(row_vectors),
+                load.start.eq(start),
+                load.stop.eq(stop),
+                load.clear.eq(clear),
+                load.rows.eq(following.rows - 1),
+                load.vectors.eq(row_vectors),
             ]
             for k, name in enumerate(names):
                 m.d.comb += [
                     load.operand[k].kind.eq(
-                        Kind.VECTOR if name == "a" else following[f"{name}_kind"]),
+                        Kind.VECTOR if name == "a" else following[f"{name}_kind"]
+                    ),
                     load.operand[k].address.eq(following[f"{name}_addr"]),
                     load.operand[k].stride.eq(following[f"{name}_stride"]),
                     load.operand[k].format.eq(following[f"{name}_format"]),
@@ -132,10 +138,15 @@ class VectorEngine(wiring.Component):
         wiring.connect(m, load_a.out, issue.a)
         wiring.connect(m, load_b.out, issue.others)
         m.d.comb += [
-            issue.start.eq(start), issue.clear.eq(clear), issue.enable.eq(enable & ~stop),
-            issue.rows.eq(following.rows - 1), issue.vectors.eq(row_vectors),
-            issue.kind[0].eq(current.b_kind), issue.kind[1].eq(current.d_kind),
-            issue.immediate[0].eq(following.b_addr), issue.immediate[1].eq(following.d_addr),
+            issue.start.eq(start),
+            issue.clear.eq(clear),
+            issue.enable.eq(enable & ~stop),
+            issue.rows.eq(following.rows - 1),
+            issue.vectors.eq(row_vectors),
+            issue.kind[0].eq(current.b_kind),
+            issue.kind[1].eq(current.d_kind),
+            issue.immediate[0].eq(following.b_addr),
+            issue.immediate[1].eq(following.d_addr),
             issue.permute.eq(current.permute),
         ]
 
@@ -161,44 +172,69 @@ class VectorEngine(wiring.Component):
         masking = late(behind, VectorLane.LATENCY - VectorLane.BEFORE_FUNCTION - 1, "multiply")
         valid = late(masking, 1, "valid")
         m.d.comb += [
-            mask.start.eq(start), mask.step.eq(masking & enable), mask.rows.eq(following.rows),
-            mask.cols.eq(current.cols), mask.mask.eq(current.mask),
-            mask.mask_lo.eq(current.mask_lo), mask.mask_hi.eq(current.mask_hi),
+            mask.start.eq(start),
+            mask.step.eq(masking & enable),
+            mask.rows.eq(following.rows),
+            mask.cols.eq(current.cols),
+            mask.mask.eq(current.mask),
+            mask.mask_lo.eq(current.mask_lo),
+            mask.mask_hi.eq(current.mask_hi),
         ]
         present = Signal(lanes, reset_less=True)
         keep = Signal(lanes, reset_less=True)
         last = Signal(reset_less=True)
         final = Signal(reset_less=True)
         with m.If(enable):
-            m.d.sync += [present.eq(mask.present), keep.eq(mask.keep), last.eq(mask.last),
-                         final.eq(mask.final)]
+            m.d.sync += [
+                present.eq(mask.present),
+                keep.eq(mask.keep),
+                last.eq(mask.last),
+                final.eq(mask.final),
+            ]
         y = Signal(data.ArrayLayout(32, lanes))
         for i in range(lanes):
             lane = VectorLane()
             place(m, platform, f"lane{i}", lane)
             m.d.comb += [
-                lane.enable.eq(enable), lane.a.eq(issue.x[i]), lane.b.eq(issue.b[i]),
-                lane.d.eq(issue.d[i]), lane.keep.eq(mask.keep[i]), y[i].eq(lane.y),
+                lane.enable.eq(enable),
+                lane.a.eq(issue.x[i]),
+                lane.b.eq(issue.b[i]),
+                lane.d.eq(issue.d[i]),
+                lane.keep.eq(mask.keep[i]),
+                y[i].eq(lane.y),
             ]
             m.d.comb += [lane.control[name].eq(current[name]) for name in STAGES]
 
         reduces = Signal()
         m.d.comb += [
             reduces.eq(current.reduce != Reduce.NONE),
-            reduce.enable.eq(enable & reduces), reduce.clear.eq(clear),
+            reduce.enable.eq(enable & reduces),
+            reduce.clear.eq(clear),
             reduce.op.eq(Mux(current.reduce == Reduce.MAX, Op1.MAX, Op1.ADD)),
             reduce.single.eq(row_vectors == 0),
-            reduce.valid.eq(valid), reduce.last.eq(last), reduce.y.eq(y), reduce.keep.eq(keep),
+            reduce.valid.eq(valid),
+            reduce.last.eq(last),
+            reduce.y.eq(y),
+            reduce.keep.eq(keep),
         ]
         wiring.connect(m, store.client, wiring.flipped(self.out))
         m.d.comb += [
-            store.start.eq(start), store.stop.eq(stop), store.rows.eq(following.rows),
-            store.store.eq(current.store), store.format.eq(current.out_format),
-            store.address.eq(following.out_addr), store.stride.eq(current.out_stride),
-            store.reduce_address.eq(following.reduce_addr), store.reduce.eq(reduces),
-            store.valid.eq(valid), store.y.eq(y), store.present.eq(present),
-            store.last.eq(last), store.final.eq(final),
-            store.reduce_valid.eq(reduce.out_valid & reduces), store.reduced.eq(reduce.out),
+            store.start.eq(start),
+            store.stop.eq(stop),
+            store.rows.eq(following.rows),
+            store.store.eq(current.store),
+            store.format.eq(current.out_format),
+            store.address.eq(following.out_addr),
+            store.stride.eq(current.out_stride),
+            store.reduce_address.eq(following.reduce_addr),
+            store.reduce.eq(reduces),
+            store.valid.eq(valid),
+            store.y.eq(y),
+            store.present.eq(present),
+            store.last.eq(last),
+            store.final.eq(final),
+            store.reduce_valid.eq(reduce.out_valid & reduces),
+            store.reduced.eq(reduce.out),
         ]
 
         # After the last write was taken its fault can still come.
@@ -208,7 +244,9 @@ class VectorEngine(wiring.Component):
         error = Signal(Status, reset_less=True)
         activity = Signal(Activity)
         m.d.comb += [
-            control.done.eq(done), control.error.eq(error), control.activity.eq(activity),
+            control.done.eq(done),
+            control.error.eq(error),
+            control.activity.eq(activity),
             start.eq(free & checked & ~check.illegal),
         ]
         m.d.sync += done.eq(0)
@@ -217,7 +255,8 @@ class VectorEngine(wiring.Component):
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += [
-                    free.eq(1), begin.eq(checked),
+                    free.eq(1),
+                    begin.eq(checked),
                     activity.eq(Mux(waiting, Activity.BUSY, Activity.IDLE)),
                 ]
                 with m.If(checked & check.illegal):
@@ -244,7 +283,8 @@ class VectorEngine(wiring.Component):
                 with m.If(settle == 1):
                     m.d.comb += [free.eq(1), begin.eq(start)]
                     m.d.sync += [
-                        done.eq(1), failed.eq(0),
+                        done.eq(1),
+                        failed.eq(0),
                         error.eq(Mux(failed | fault, Status.ADDRESS_RANGE, Status.RUNNING)),
                     ]
                     with m.If(start):

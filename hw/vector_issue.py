@@ -42,35 +42,40 @@ class VectorIssue(wiring.Component):
             raise ValueError(f"lanes must be a power of two from 4 on, not {lanes!r}")
         self.lanes = lanes
         vector = data.ArrayLayout(32, lanes)
-        super().__init__({
-            "start": In(1),
-            "clear": In(1),
-            "enable": In(1),
-            "rows": In(16),
-            "vectors": In(16),
-            "kind": In(data.ArrayLayout(Kind, 2)),
-            "immediate": In(data.ArrayLayout(32, 2)),
-            "permute": In(4),
-            "a": In(stream.Signature(vector)),
-            "others": In(stream.Signature(vector)),
-            "issuing": Out(1),
-            "valid": Out(1),
-            "x": Out(vector),
-            "b": Out(vector),
-            "d": Out(vector),
-        })
+        super().__init__(
+            {
+                "start": In(1),
+                "clear": In(1),
+                "enable": In(1),
+                "rows": In(16),
+                "vectors": In(16),
+                "kind": In(data.ArrayLayout(Kind, 2)),
+                "immediate": In(data.ArrayLayout(32, 2)),
+                "permute": In(4),
+                "a": In(stream.Signature(vector)),
+                "others": In(stream.Signature(vector)),
+                "issuing": Out(1),
+                "valid": Out(1),
+                "x": Out(vector),
+                "b": Out(vector),
+                "d": Out(vector),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         row = Signal(16, reset_less=True)
         index = Signal(16, reset_less=True)
         second = Signal()  # B of this vector is there, D is next
-        held = [Signal(data.ArrayLayout(32, self.lanes), name=f"held_{name}", reset_less=True)
-                for name in "bd"]
+        held = [
+            Signal(data.ArrayLayout(32, self.lanes), name=f"held_{name}", reset_less=True)
+            for name in "bd"
+        ]
         needs = [Signal(name=f"needs_{name}") for name in "bd"]
         for k in range(2):
             m.d.comb += needs[k].eq(
-                (self.kind[k] == Kind.VECTOR) | ((self.kind[k] == Kind.ROW) & (index == 0)))
+                (self.kind[k] == Kind.VECTOR) | ((self.kind[k] == Kind.ROW) & (index == 0))
+            )
         final = Signal()  # the item that comes, if any, is the last that the vector needs
         is_d = Signal()
         take = Signal()
@@ -78,8 +83,12 @@ class VectorIssue(wiring.Component):
             is_d.eq(second | ~needs[0]),
             final.eq(second | ~needs[0] | ~needs[1]),
             self.valid.eq(
-                self.issuing & self.enable & self.a.valid & final
-                & (self.others.valid | ~Cat(needs).any())),
+                self.issuing
+                & self.enable
+                & self.a.valid
+                & final
+                & (self.others.valid | ~Cat(needs).any())
+            ),
             self.a.ready.eq(self.valid),
             take.eq(self.others.valid & Mux(final, self.valid & Cat(needs).any(), self.issuing)),
             self.others.ready.eq(take),

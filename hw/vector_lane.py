@@ -14,8 +14,18 @@ from hw.isa import VECTOR, Function, Op1, Select
 from hw.vector_combine import VectorCombine
 
 STAGES = (
-    "clamp", "clamp_hi", "clamp_lo", "op1", "s1", "mul", "s2", "add", "s3", "function",
-    "mul2", "s4",
+    "clamp",
+    "clamp_hi",
+    "clamp_lo",
+    "op1",
+    "s1",
+    "mul",
+    "s2",
+    "add",
+    "s3",
+    "function",
+    "mul2",
+    "s4",
 )
 
 # Operands that leave the other one as it is, bit for bit, when it is no NaN or the canonical one.
@@ -60,15 +70,17 @@ class VectorLane(wiring.Component):
     emit_name = "vector_lane"
 
     def __init__(self) -> None:
-        super().__init__({
-            "enable": In(1),
-            "control": In(stage_control()),
-            "a": In(32),
-            "b": In(32),
-            "d": In(32),
-            "keep": In(1),
-            "y": Out(32),
-        })
+        super().__init__(
+            {
+                "enable": In(1),
+                "control": In(stage_control()),
+                "a": In(32),
+                "b": In(32),
+                "d": In(32),
+                "keep": In(1),
+                "y": Out(32),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -144,7 +156,8 @@ class VectorLane(wiring.Component):
         early = late(s4, age, "s4")
         patient = late(early, FunctionUnit.LATENCY, "s4_function")
         scaled = unit(
-            Fp32Multiply(), "mul2",
+            Fp32Multiply(),
+            "mul2",
             wire(Mux(used, function.result, total.result), "f"),
             wire(Mux(used, patient, early), "s4_chosen"),
         )

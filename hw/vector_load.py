@@ -20,9 +20,7 @@ STRIDE_BITS = 16
 
 def operand_config() -> data.StructLayout:
     """An operand in memory: `address` and `stride` (in units of four bytes) as in the command."""
-    return data.StructLayout(
-        {"kind": Kind, "address": 32, "stride": STRIDE_BITS, "format": Format}
-    )
+    return data.StructLayout({"kind": Kind, "address": 32, "stride": STRIDE_BITS, "format": Format})
 
 
 class VectorLoad(wiring.Component):
@@ -69,18 +67,20 @@ class VectorLoad(wiring.Component):
             raise ValueError(f"operands must be 1 or 2, not {operands!r}")
         self.lanes, self.operands = lanes, operands
         self.lines = lanes * 32 // LINE_BITS
-        super().__init__({
-            "start": In(1),
-            "stop": In(1),
-            "clear": In(1),
-            "rows": In(ROW_BITS),
-            "vectors": In(ROW_BITS),
-            "toggle": In(ROW_BITS),
-            "operand": In(data.ArrayLayout(operand_config(), operands)),
-            "quiet": Out(1),
-            "client": Out(SramClient(self.lines)),
-            "out": Out(stream.Signature(data.ArrayLayout(32, lanes))),
-        })
+        super().__init__(
+            {
+                "start": In(1),
+                "stop": In(1),
+                "clear": In(1),
+                "rows": In(ROW_BITS),
+                "vectors": In(ROW_BITS),
+                "toggle": In(ROW_BITS),
+                "operand": In(data.ArrayLayout(operand_config(), operands)),
+                "quiet": Out(1),
+                "client": Out(SramClient(self.lines)),
+                "out": Out(stream.Signature(data.ArrayLayout(32, lanes))),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -92,7 +92,8 @@ class VectorLoad(wiring.Component):
         word_bits = self.lines * LINE_BITS
         m.submodules.parts = parts = SyncFIFO(width=part.size, depth=DEPTH)
         m.submodules.words = words = SyncFIFO(
-            width=word_bits + self.lines * SCALE_BITS, depth=DEPTH)
+            width=word_bits + self.lines * SCALE_BITS, depth=DEPTH
+        )
 
         # Walk over rows, vectors and operands.
         active = Signal()
@@ -163,9 +164,12 @@ class VectorLoad(wiring.Component):
         with m.If(step):
             m.d.sync += [
                 request_valid.eq(1),
-                request_line.eq(Cat(
-                    Const(0, align),
-                    address[vector_bits:32] | address[32].replicate(32 - vector_bits))),
+                request_line.eq(
+                    Cat(
+                        Const(0, align),
+                        address[vector_bits:32] | address[32].replicate(32 - vector_bits),
+                    )
+                ),
                 request_part.byte.eq(address[:vector_bits]),
                 request_part.format.eq(chosen.format),
                 request_part.row.eq(chosen.kind == Kind.ROW),
@@ -181,10 +185,15 @@ class VectorLoad(wiring.Component):
                     m.d.sync += base[k].eq(total | Cat(Const(0, 32), base[k][32]))
         with m.If(self.start):
             m.d.sync += [
-                active.eq(Cat(
-                    (self.operand[k].kind == Kind.VECTOR) | (self.operand[k].kind == Kind.ROW)
-                    for k in range(self.operands)).any()),
-                row.eq(self.rows), index.eq(0), second.eq(0),
+                active.eq(
+                    Cat(
+                        (self.operand[k].kind == Kind.VECTOR) | (self.operand[k].kind == Kind.ROW)
+                        for k in range(self.operands)
+                    ).any()
+                ),
+                row.eq(self.rows),
+                index.eq(0),
+                second.eq(0),
             ]
             for k, operand in enumerate(operands):
                 m.d.sync += [operand.eq(self.operand[k]), base[k].eq(self.operand[k].address)]
@@ -215,7 +224,7 @@ class VectorLoad(wiring.Component):
                 whole = values[-1]
                 size = max(len(whole) // 2, least)
                 half = Signal(size, name=f"{name}_{bit}")
-                m.d.comb += half.eq(Mux(head.byte[bit], whole[len(whole) - size:], whole[:size]))
+                m.d.comb += half.eq(Mux(head.byte[bit], whole[len(whole) - size :], whole[:size]))
                 values.append(half)
         selected_valid = Signal()
         selected = Signal(data.ArrayLayout(32, self.lanes), reset_less=True)
@@ -235,8 +244,9 @@ class VectorLoad(wiring.Component):
                         with m.Case(fmt):
                             m.d.sync += [
                                 selected[i].eq(halves[step].word_select(i, bits)),
-                                scale[i].eq(scales[step].word_select(
-                                    i * bits // LINE_BITS, SCALE_BITS)),
+                                scale[i].eq(
+                                    scales[step].word_select(i * bits // LINE_BITS, SCALE_BITS)
+                                ),
                             ]
 
         out_valid = Signal()
@@ -250,8 +260,10 @@ class VectorLoad(wiring.Component):
             decode = VectorDecode()
             place(m, platform, f"decode{i}", decode)
             m.d.comb += [
-                decode.enable.eq(advance), decode.format.eq(selected_format),
-                decode.code.eq(selected[i]), decode.scale.eq(scale[i]),
+                decode.enable.eq(advance),
+                decode.format.eq(selected_format),
+                decode.code.eq(selected[i]),
+                decode.scale.eq(scale[i]),
                 self.out.payload[i].eq(decode.value),
             ]
         with m.If(self.clear):

@@ -30,11 +30,21 @@ class VectorMask(wiring.Component):
         if lanes < 4 or lanes & (lanes - 1):
             raise ValueError(f"lanes must be a power of two from 4 on, not {lanes!r}")
         self.lanes = lanes
-        super().__init__({
-            "start": In(1), "step": In(1), "rows": In(16), "cols": In(16), "mask": In(1),
-            "mask_lo": In(16), "mask_hi": In(16), "present": Out(lanes), "keep": Out(lanes),
-            "last": Out(1), "final": Out(1),
-        })
+        super().__init__(
+            {
+                "start": In(1),
+                "step": In(1),
+                "rows": In(16),
+                "cols": In(16),
+                "mask": In(1),
+                "mask_lo": In(16),
+                "mask_hi": In(16),
+                "present": Out(lanes),
+                "keep": Out(lanes),
+                "last": Out(1),
+                "final": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

@@ -23,14 +23,20 @@ def vector_blocks(lanes: int) -> int:
 
 def vector_entry(lanes: int, address_bits: int) -> data.StructLayout:
     """A result vector on its way to memory; `ends` a block of MX formats."""
-    return data.StructLayout({
-        "y": data.ArrayLayout(32, lanes), "present": lanes, "address": address_bits, "ends": 1})
+    return data.StructLayout(
+        {"y": data.ArrayLayout(32, lanes), "present": lanes, "address": address_bits, "ends": 1}
+    )
 
 
 def code_entry(lanes: int, address_bits: int) -> data.StructLayout:
-    return data.StructLayout({
-        "codes": data.ArrayLayout(8, lanes), "scales": data.ArrayLayout(8, vector_blocks(lanes)),
-        "present": lanes, "address": address_bits})
+    return data.StructLayout(
+        {
+            "codes": data.ArrayLayout(8, lanes),
+            "scales": data.ArrayLayout(8, vector_blocks(lanes)),
+            "present": lanes,
+            "address": address_bits,
+        }
+    )
 
 
 class VectorQuantise(wiring.Component):
@@ -69,18 +75,21 @@ class VectorQuantise(wiring.Component):
             raise ValueError(f"lanes must be a power of two from 4 on, not {lanes!r}")
         if depth < block_vectors(lanes):
             raise ValueError(
-                f"depth must be at least {block_vectors(lanes)} vectors, not {depth!r}")
+                f"depth must be at least {block_vectors(lanes)} vectors, not {depth!r}"
+            )
         self.lanes, self.address_bits, self.depth = lanes, address_bits, depth
         entry = vector_entry(lanes, address_bits)
-        super().__init__({
-            "clear": In(1),
-            "format": In(Format),
-            "measure": In(1),
-            "busy": Out(1),
-            "entry": In(entry),
-            "vector": In(stream.Signature(entry)),
-            "coded": Out(stream.Signature(code_entry(lanes, address_bits))),
-        })
+        super().__init__(
+            {
+                "clear": In(1),
+                "format": In(Format),
+                "measure": In(1),
+                "busy": Out(1),
+                "entry": In(entry),
+                "vector": In(stream.Signature(entry)),
+                "coded": Out(stream.Signature(code_entry(lanes, address_bits))),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -116,8 +125,10 @@ class VectorQuantise(wiring.Component):
             lanes = [self.entry.y[i] for i in range(k * width, (k + 1) * width)]
             fields = [x[23:31] for x in lanes]
             while len(fields) > 1:
-                fields = [larger(fields[i], fields[i + 1], f"field_{k}_{len(fields)}_{i}")
-                          for i in range(0, len(fields), 2)]
+                fields = [
+                    larger(fields[i], fields[i + 1], f"field_{k}_{len(fields)}_{i}")
+                    for i in range(0, len(fields), 2)
+                ]
             field = Signal(8, name=f"field_{k}", reset_less=True)
             some = Signal(name=f"some_{k}", reset_less=True)
             with m.If(self.measure):
@@ -132,15 +143,20 @@ class VectorQuantise(wiring.Component):
                 block_some.eq(some | (~fresh & other)),
                 difference.eq(block_field - maximum_exponent),
                 verdicts[k].blank.eq((block_field == 0xFF) | ~block_some),
-                verdicts[k].scale.eq(Mux(
-                    block_field == 0xFF, SCALE_NAN,
-                    Mux(difference[8] | ~block_some, 0, difference[:8]))),
+                verdicts[k].scale.eq(
+                    Mux(
+                        block_field == 0xFF,
+                        SCALE_NAN,
+                        Mux(difference[8] | ~block_some, 0, difference[:8]),
+                    )
+                ),
             ]
             with m.If(measured):
                 m.d.sync += [largest.eq(block_field), other.eq(block_some)]
 
         m.submodules.ready_blocks = ready_blocks = SyncFIFO(
-            width=verdicts.shape().size, depth=self.depth)
+            width=verdicts.shape().size, depth=self.depth
+        )
         head = data.View(verdicts.shape(), ready_blocks.r_data)
         advance = Signal()
         taken = Signal()
@@ -154,12 +170,17 @@ class VectorQuantise(wiring.Component):
         ]
 
         # What goes along with the codes.
-        tag = data.StructLayout({
-            "scales": data.ArrayLayout(8, blocks), "present": self.lanes,
-            "address": self.address_bits})
+        tag = data.StructLayout(
+            {
+                "scales": data.ArrayLayout(8, blocks),
+                "present": self.lanes,
+                "address": self.address_bits,
+            }
+        )
         along: Value = Signal(tag)
         m.d.comb += [
-            along.present.eq(entry.present), along.address.eq(entry.address),
+            along.present.eq(entry.present),
+            along.address.eq(entry.address),
             along.scales.eq(Cat(head[k].scale for k in range(blocks))),
         ]
         valid: Value = taken
@@ -177,9 +198,12 @@ class VectorQuantise(wiring.Component):
             encode = VectorEncode()
             place(m, platform, f"encode{i}", encode)
             m.d.comb += [
-                encode.enable.eq(advance), encode.format.eq(self.format),
-                encode.x.eq(entry.y[i]), encode.scale.eq(head[i // width].scale),
-                encode.blank.eq(head[i // width].blank), self.coded.payload.codes[i].eq(encode.code),
+                encode.enable.eq(advance),
+                encode.format.eq(self.format),
+                encode.x.eq(entry.y[i]),
+                encode.scale.eq(head[i // width].scale),
+                encode.blank.eq(head[i // width].blank),
+                self.coded.payload.codes[i].eq(encode.code),
             ]
         m.d.comb += [
             advance.eq(~valid | self.coded.ready),

@@ -47,11 +47,22 @@ class VectorPartials(wiring.Component):
     emit_name = "vector_partials"
 
     def __init__(self) -> None:
-        super().__init__({
-            "enable": In(1), "op": In(3), "single": In(1), "y": In(32), "keep": In(1),
-            "slot": In(2), "fresh": In(1), "write": In(PARTIALS), "capture": In(1),
-            "present": In(PARTIALS), "first": In(1), "result": Out(32),
-        })
+        super().__init__(
+            {
+                "enable": In(1),
+                "op": In(3),
+                "single": In(1),
+                "y": In(32),
+                "keep": In(1),
+                "slot": In(2),
+                "fresh": In(1),
+                "write": In(PARTIALS),
+                "capture": In(1),
+                "present": In(PARTIALS),
+                "first": In(1),
+                "result": Out(32),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -78,8 +89,9 @@ class VectorPartials(wiring.Component):
                 with m.If(self.write[k]):
                     m.d.sync += partials[k].eq(gather.result)
                 with m.If(self.capture):
-                    m.d.sync += captured[k].eq(Mux(
-                        self.present[k], Mux(self.write[k], gather.result, partials[k]), empty))
+                    m.d.sync += captured[k].eq(
+                        Mux(self.present[k], Mux(self.write[k], gather.result, partials[k]), empty)
+                    )
 
         # With single elements the next row takes the place of (p2, p3), which would be empty.
         lower = Signal(32, reset_less=True)
@@ -130,11 +142,20 @@ class VectorReduce(wiring.Component):
         if lanes < 2 or lanes & (lanes - 1):
             raise ValueError(f"lanes must be a power of two from 2 on, not {lanes!r}")
         self.lanes = lanes
-        super().__init__({
-            "enable": In(1), "clear": In(1), "op": In(3), "single": In(1), "valid": In(1),
-            "last": In(1), "y": In(data.ArrayLayout(32, lanes)), "keep": In(lanes),
-            "out_valid": Out(1), "out": Out(32),
-        })
+        super().__init__(
+            {
+                "enable": In(1),
+                "clear": In(1),
+                "op": In(3),
+                "single": In(1),
+                "valid": In(1),
+                "last": In(1),
+                "y": In(data.ArrayLayout(32, lanes)),
+                "keep": In(lanes),
+                "out_valid": Out(1),
+                "out": Out(32),
+            }
+        )
 
     @property
     def latency(self) -> int:
@@ -159,7 +180,9 @@ class VectorReduce(wiring.Component):
         tag = data.StructLayout({"valid": 1, "last": 1, "slot": slot.shape(), "fresh": 1})
         now = Signal(tag)
         m.d.comb += [
-            now.valid.eq(self.valid), now.last.eq(self.last), now.slot.eq(slot),
+            now.valid.eq(self.valid),
+            now.last.eq(self.last),
+            now.slot.eq(slot),
             now.fresh.eq(fresh),
         ]
 
@@ -189,10 +212,17 @@ class VectorReduce(wiring.Component):
             lane = VectorPartials()
             place(m, platform, f"lane{i}", lane)
             m.d.comb += [
-                lane.enable.eq(self.enable), lane.op.eq(self.op), lane.single.eq(self.single),
-                lane.y.eq(self.y[i]), lane.keep.eq(self.keep[i]), lane.slot.eq(slot),
-                lane.fresh.eq(fresh), lane.write.eq(write), lane.capture.eq(capture),
-                lane.present.eq(present), lane.first.eq(first),
+                lane.enable.eq(self.enable),
+                lane.op.eq(self.op),
+                lane.single.eq(self.single),
+                lane.y.eq(self.y[i]),
+                lane.keep.eq(self.keep[i]),
+                lane.slot.eq(slot),
+                lane.fresh.eq(fresh),
+                lane.write.eq(write),
+                lane.capture.eq(capture),
+                lane.present.eq(present),
+                lane.first.eq(first),
             ]
             values.append(lane.result)
 
@@ -203,8 +233,10 @@ class VectorReduce(wiring.Component):
                 node = VectorCombine()
                 place(m, platform, f"level{level}_{i // 2}", node)
                 m.d.comb += [
-                    node.enable.eq(self.enable), node.op.eq(self.op),
-                    node.a.eq(values[i]), node.b.eq(values[i + 1]),
+                    node.enable.eq(self.enable),
+                    node.op.eq(self.op),
+                    node.a.eq(values[i]),
+                    node.b.eq(values[i + 1]),
                 ]
                 nodes.append(node.result)
             values = nodes

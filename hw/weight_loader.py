@@ -29,17 +29,26 @@ POSITION_BITS = 16
 
 def load_meta(rows: int) -> data.StructLayout:
     """What travels beside a weight row's address through the KV SRAM."""
-    return data.StructLayout({
-        "row": max(1, (rows - 1).bit_length()), "format": 3, "half": 1, "length": 6,
-    })
+    return data.StructLayout(
+        {
+            "row": max(1, (rows - 1).bit_length()),
+            "format": 3,
+            "half": 1,
+            "length": 6,
+        }
+    )
 
 
 def tile_layout(config: TileConfig) -> data.StructLayout:
     """A weight tile as the issuer takes it: elements along K, place in the job, jobs' parity."""
-    return data.StructLayout({
-        "count": (32 * config.rows).bit_length(),
-        "first_k": 1, "last_k": 1, "last_tile": 1,
-    })
+    return data.StructLayout(
+        {
+            "count": (32 * config.rows).bit_length(),
+            "first_k": 1,
+            "last_k": 1,
+            "last_tile": 1,
+        }
+    )
 
 
 class WeightLoader(wiring.Component):
@@ -55,20 +64,24 @@ class WeightLoader(wiring.Component):
 
     def __init__(self, config: TileConfig, swap_delay: int):
         if MatmulArray.ROW_HOP + AHEAD >= RING:
-            raise ValueError(f"ROW_HOP must be at most {RING - AHEAD - 1}, not {MatmulArray.ROW_HOP}")
+            raise ValueError(
+                f"ROW_HOP must be at most {RING - AHEAD - 1}, not {MatmulArray.ROW_HOP}"
+            )
         self.config = config
         self.swap_delay = swap_delay
         self.meta = load_meta(config.rows)
-        super().__init__({
-            "job": In(stream.Signature(JOB_LAYOUT)),
-            "tile": Out(stream.Signature(tile_layout(config))),
-            "swap_ready": Out(1),
-            "swap": In(1),
-            "command": Out(data.StructLayout({"valid": 1, "row": 24, "meta": self.meta.size})),
-            "available": In(POSITION_BITS),
-            "taken": Out(1),
-            "loading": Out(1),
-        })
+        super().__init__(
+            {
+                "job": In(stream.Signature(JOB_LAYOUT)),
+                "tile": Out(stream.Signature(tile_layout(config))),
+                "swap_ready": Out(1),
+                "swap": In(1),
+                "command": Out(data.StructLayout({"valid": 1, "row": 24, "meta": self.meta.size})),
+                "available": In(POSITION_BITS),
+                "taken": Out(1),
+                "loading": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -76,10 +89,18 @@ class WeightLoader(wiring.Component):
         row_bits = rows.bit_length() - 1
         ring_bits = RING.bit_length() - 1
         count_bits = (32 * rows).bit_length()
-        descriptor = data.StructLayout({
-            "base": 24, "gstride": 16, "format": 3, "group": 3, "halves": 1, "stream": 1,
-            "count": count_bits, "position": POSITION_BITS,
-        })
+        descriptor = data.StructLayout(
+            {
+                "base": 24,
+                "gstride": 16,
+                "format": 3,
+                "group": 3,
+                "halves": 1,
+                "stream": 1,
+                "count": count_bits,
+                "position": POSITION_BITS,
+            }
+        )
         ring = Array(Signal(descriptor, name=f"ring{i}", reset_less=True) for i in range(RING))
 
         # Walker: `described` tiles have been put into the ring, `swapped` have been swapped.
@@ -138,15 +159,24 @@ class WeightLoader(wiring.Component):
                 m.d.sync += position.eq(position + lines)
             with m.If(last_k):
                 m.d.sync += [
-                    k_left.eq(job.k), n_left.eq(n_now - cols),
+                    k_left.eq(job.k),
+                    n_left.eq(n_now - cols),
                     base_n.eq(base_n_now + job.weight_nstride),
                     base.eq(base_n_now + job.weight_nstride),
                 ]
             with m.Else():
                 m.d.sync += [
-                    k_left.eq(k_now - tile_elements), n_left.eq(n_now), base_n.eq(base_n_now),
-                    base.eq(base_now + Mux(pair.halves, job.weight_gstride << (row_bits - 1),
-                                           job.weight_gstride << row_bits)),
+                    k_left.eq(k_now - tile_elements),
+                    n_left.eq(n_now),
+                    base_n.eq(base_n_now),
+                    base.eq(
+                        base_now
+                        + Mux(
+                            pair.halves,
+                            job.weight_gstride << (row_bits - 1),
+                            job.weight_gstride << row_bits,
+                        )
+                    ),
                 ]
 
         # Releases: the swap of a tile passes row r LOAD_AFTER_SWAP(r) cycles after the slice enters.
@@ -205,7 +235,8 @@ class WeightLoader(wiring.Component):
             for r in range(rows):
                 with m.Case(r):
                     m.d.comb += [
-                        entry.eq(entries[r]), chosen_length.eq(length[r]),
+                        entry.eq(entries[r]),
+                        chosen_length.eq(length[r]),
                         ring_row.eq(stream_row[r]),
                         offset.eq(entries[r].gstride * Mux(entries[r].halves, r >> 1, r)),
                     ]
@@ -215,8 +246,9 @@ class WeightLoader(wiring.Component):
             half.eq(entry.halves & best_row[0]),
             self.loading.eq(best),
             self.command.valid.eq(best),
-            self.command.row.eq(Mux(entry.stream, self.config.stream_base + ring_row,
-                                    entry.base + offset)),
+            self.command.row.eq(
+                Mux(entry.stream, self.config.stream_base + ring_row, entry.base + offset)
+            ),
             meta.row.eq(best_row),
             meta.format.eq(entry.format),
             meta.half.eq(half),
@@ -228,8 +260,9 @@ class WeightLoader(wiring.Component):
         above = Signal(count_bits)
         m.d.comb += [
             above.eq(entry.count - (best_row << entry.group)),
-            done_with.eq(best & entry.stream & (
-                ~entry.halves | best_row[0] | (above <= chosen_length))),
+            done_with.eq(
+                best & entry.stream & (~entry.halves | best_row[0] | (above <= chosen_length))
+            ),
         ]
         passing = Signal(cols + 2)
         m.d.sync += passing.eq(Cat(done_with, passing))
@@ -256,7 +289,8 @@ class WeightLoader(wiring.Component):
                 upper = Signal(name=f"{name}_upper")
                 m.d.comb += [
                     upper.eq(any1 & (~any0 | (age1 > age0))),
-                    any_.eq(any0 | any1), age.eq(Mux(upper, age1, age0)),
+                    any_.eq(any0 | any1),
+                    age.eq(Mux(upper, age1, age0)),
                     row.eq(Mux(upper, row1, row0)),
                 ]
                 merged.append((any_, age, row))
@@ -280,13 +314,17 @@ class WeightLoader(wiring.Component):
             following.eq(swapped + 1),
             alone.eq(described == following),
             loaded.eq(present & Cat(*(t == following for t in tiles)).all()),
-            self.swap_ready.eq(present & Mux(
-                next_stream, settled > slack,
-                (settled > slack) | (waited >= Mux(late, rows + slack + 1, rows)))),
+            self.swap_ready.eq(
+                present
+                & Mux(
+                    next_stream,
+                    settled > slack,
+                    (settled > slack) | (waited >= Mux(late, rows + slack + 1, rows)),
+                )
+            ),
         ]
         with m.If(self.swap):
-            m.d.sync += [swapped.eq(swapped + 1), waited.eq(1), settled.eq(0),
-                         late.eq(alone)]
+            m.d.sync += [swapped.eq(swapped + 1), waited.eq(1), settled.eq(0), late.eq(alone)]
         with m.Else():
             with m.If(~present):
                 m.d.sync += [waited.eq(1), late.eq(1)]

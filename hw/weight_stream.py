@@ -33,15 +33,19 @@ class WeightStream(wiring.Component):
         self.config = config
         self.lines = config.hbm_beat_bytes // LINE_BYTES
         if self.lines > config.cols:
-            raise ValueError(f"hbm_beat_bytes must be at most cols lines = "
-                             f"{config.cols * LINE_BYTES}, not {config.hbm_beat_bytes!r}")
-        super().__init__({
-            "control": Out(EngineControl(STREAM)),
-            "hbm": Out(HbmRead(self.lines)),
-            "write": Out(stream.Signature(line_write(self.lines))),
-            "available": Out(range(config.stream_rows + 1)),
-            "taken": In(1),
-        })
+            raise ValueError(
+                f"hbm_beat_bytes must be at most cols lines = "
+                f"{config.cols * LINE_BYTES}, not {config.hbm_beat_bytes!r}"
+            )
+        super().__init__(
+            {
+                "control": Out(EngineControl(STREAM)),
+                "hbm": Out(HbmRead(self.lines)),
+                "write": Out(stream.Signature(line_write(self.lines))),
+                "available": Out(range(config.stream_rows + 1)),
+                "taken": In(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -132,12 +136,15 @@ class WeightStream(wiring.Component):
             out.ready.eq(self.write.ready & room),
             self.write.p.eq(out.p.write),
             self.write.p.address.eq(
-                (config.stream_base << row_shift) + out.p.write.address[:ring_bits]),
+                (config.stream_base << row_shift) + out.p.write.address[:ring_bits]
+            ),
         ]
         row_end = Signal()
         m.d.comb += [
-            row_end.eq(out.p.write.enable[-1] & (
-                out.p.write.address[:row_shift] == config.cols - self.lines)),
+            row_end.eq(
+                out.p.write.enable[-1]
+                & (out.p.write.address[:row_shift] == config.cols - self.lines)
+            ),
             complete.eq(out.valid & out.ready & row_end),
         ]
         m.d.sync += held.eq(held + complete - self.taken)
@@ -152,8 +159,9 @@ class WeightStream(wiring.Component):
             error_late.eq(Cat(error_late[1:], out.p.error)),
             self.available.eq(self.available + rows_late[0] - self.taken),
             self.control.done.eq(done_late[0] | fail),
-            self.control.error.eq(Mux(
-                fail, refusal, Mux(error_late[0], Status.HBM_ERROR, Status.RUNNING))),
+            self.control.error.eq(
+                Mux(fail, refusal, Mux(error_late[0], Status.HBM_ERROR, Status.RUNNING))
+            ),
             pending.eq(pending + accept - done_late[0]),
         ]
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of a tile: builder, text assembler and disassembler, made from the tables of `hw.isa`.
 
-    p = Program()
-    row, ready = p.reg("row"), p.semaphore("ready")
-    p.li(row, 0x1000)
-    with p.loop(p.reg("i"), 4):
-        p.topk(score_addr=row, count=32, k=4, ids_addr=row + 512, scores_addr=row + 768, post=ready)
-        p.wait(ready)
-        p.add(row, row, imm=1024)
-    p.halt()
-    beats = p.assemble()
+p = Program()
+row, ready = p.reg("row"), p.semaphore("ready")
+p.li(row, 0x1000)
+with p.loop(p.reg("i"), 4):
+    p.topk(score_addr=row, count=32, k=4, ids_addr=row + 512, scores_addr=row + 768, post=ready)
+    p.wait(ready)
+    p.add(row, row, imm=1024)
+p.halt()
+beats = p.assemble()
 """
 
 import operator
@@ -76,7 +76,8 @@ class Semaphore:
     def __post_init__(self) -> None:
         if not 0 <= self.index < isa.SEMAPHORES:
             raise ValueError(
-                f"semaphore must be from 0 to {isa.SEMAPHORES - 1}, not {self.index!r}")
+                f"semaphore must be from 0 to {isa.SEMAPHORES - 1}, not {self.index!r}"
+            )
 
     def __index__(self) -> int:
         return self.index
@@ -108,7 +109,8 @@ def _semaphore_list(what: str, semaphores: Semaphores) -> list[int]:
     for s in given:
         if not 0 <= s < isa.SEMAPHORES:
             raise ValueError(
-                f"{what} must name semaphores from 0 to {isa.SEMAPHORES - 1}, not {s!r}")
+                f"{what} must name semaphores from 0 to {isa.SEMAPHORES - 1}, not {s!r}"
+            )
     return given
 
 
@@ -132,7 +134,8 @@ def encode_command(
     for name, value in values.items():
         if name not in operands:
             raise ValueError(
-                f"{command.name}: operand must be one of {', '.join(operands)}, not {name!r}")
+                f"{command.name}: operand must be one of {', '.join(operands)}, not {name!r}"
+            )
         op = operands[name]
         if isinstance(value, Reg):
             value = value + 0
@@ -143,7 +146,8 @@ def encode_command(
         if isinstance(value, float | np.floating):
             if not op.fp32:
                 raise ValueError(
-                    f"{command.name}: {name} must be an integer or a register, not {value!r}")
+                    f"{command.name}: {name} must be an integer or a register, not {value!r}"
+                )
             number = fp32_bits(float(value))
         else:
             number = operator.index(value)
@@ -157,11 +161,14 @@ def encode_command(
 def _encode_indirect(command: isa.Command, op: isa.Operand, value: Indirect) -> int:
     if not command.owns_word(op):
         raise ValueError(
-            f"{command.name}: {op.name} must be a constant, not {value}: it shares its word")
+            f"{command.name}: {op.name} must be a constant, not {value}: it shares its word"
+        )
     limit = 1 << (isa.OFFSET_BITS - 1)
     if not -limit <= value.offset < limit:
-        raise ValueError(f"{command.name}: offset of {op.name} must be from {-limit} to "
-                         f"{limit - 1}, not {value.offset!r}")
+        raise ValueError(
+            f"{command.name}: offset of {op.name} must be from {-limit} to "
+            f"{limit - 1}, not {value.offset!r}"
+        )
     return value.index << isa.OFFSET_BITS | value.offset & ((1 << isa.OFFSET_BITS) - 1)
 
 
@@ -221,14 +228,16 @@ class Program:
             index = next(self._free_registers, None)
             if index is None:
                 raise ValueError(
-                    f"registers must be at most {isa.REGISTERS - 1}, no room for {name!r}")
+                    f"registers must be at most {isa.REGISTERS - 1}, no room for {name!r}"
+                )
             self._registers[name] = Reg(index, name)
         return self._registers[name]
 
     def semaphore(self, name: str) -> Semaphore:
         """The tile's own semaphore of that name, allocated at its first use."""
-        return self._semaphore(name, self._free_local, "semaphores",
-                               isa.SEMAPHORES - isa.REMOTE_SEMAPHORES)
+        return self._semaphore(
+            name, self._free_local, "semaphores", isa.SEMAPHORES - isa.REMOTE_SEMAPHORES
+        )
 
     def remote_semaphore(self, name: str) -> Semaphore:
         """A semaphore that other tiles post.
@@ -259,7 +268,11 @@ class Program:
     # Instructions.
 
     def command(
-        self, command: isa.Command, *, wait: Semaphores = (), post: Semaphores = (),
+        self,
+        command: isa.Command,
+        *,
+        wait: Semaphores = (),
+        post: Semaphores = (),
         **operands: Value,
     ) -> int:
         """An engine command that takes `wait` before it starts and posts `post` when complete."""
@@ -283,15 +296,16 @@ class Program:
         """A scalar instruction by its fields."""
         unknown = set(fields) - set(isa.SCALAR_USES[opcode])
         if unknown:
-            raise ValueError(f"{opcode.name}: fields must be among "
-                             f"{isa.SCALAR_USES[opcode]}, not {sorted(unknown)}")
+            raise ValueError(
+                f"{opcode.name}: fields must be among "
+                f"{isa.SCALAR_USES[opcode]}, not {sorted(unknown)}"
+            )
         at = len(self)
         self._beats.append(encode_scalar(opcode, fields))
         return at
 
     def _alu(self, opcode: isa.Scalar, rd: Reg, rs: Reg, rt: Reg, imm: int) -> int:
-        return self.scalar(
-            opcode, rd=rd.index, rs=rs.index, rt=rt.index, imm=operator.index(imm))
+        return self.scalar(opcode, rd=rd.index, rs=rs.index, rt=rt.index, imm=operator.index(imm))
 
     def li(self, rd: Reg, value: Number) -> int:
         """rd = value; a float gives the bits of its FP32."""
@@ -332,8 +346,7 @@ class Program:
 
     def load(self, rd: Reg, rs: Reg = ZERO, imm: int = 0) -> int:
         """rd = the 32-bit word of tile SRAM at byte address rs + imm, a multiple of 4"""
-        return self.scalar(
-            isa.Scalar.LOAD, rd=rd.index, rs=rs.index, imm=operator.index(imm))
+        return self.scalar(isa.Scalar.LOAD, rd=rd.index, rs=rs.index, imm=operator.index(imm))
 
     def _branch(self, opcode: isa.Scalar, rs: Reg, rt: Reg, target: Target) -> int:
         if isinstance(target, str):
@@ -454,7 +467,9 @@ def _decode_command(words: Sequence[int]) -> str | None:
     for what in _KEYWORDS:
         sync[what] = [
             Semaphore(words[1] >> isa.SYNC_FIELDS[f"{what}{i}"][0] & (isa.SEMAPHORES - 1))
-            for i in range(2) if words[1] >> isa.SYNC_FIELDS[f"{what}{i}_en"][0] & 1]
+            for i in range(2)
+            if words[1] >> isa.SYNC_FIELDS[f"{what}{i}_en"][0] & 1
+        ]
         if sync[what]:
             parts.append(f"{what}={','.join(map(str, sync[what]))}")
     try:
@@ -535,8 +550,9 @@ def _parse_line(p: Program, line: str) -> None:
             raise ValueError(f"argument must be one name=value per name, not {part!r}")
         arguments[key] = value
     if name in _MNEMONICS:
-        wait, post = (_parse_semaphores(arguments.pop(key)) if key in arguments else []
-                      for key in _KEYWORDS)
+        wait, post = (
+            _parse_semaphores(arguments.pop(key)) if key in arguments else [] for key in _KEYWORDS
+        )
         values = {key: _parse_value(value) for key, value in arguments.items()}
         p.command(_MNEMONICS[name], wait=wait, post=post, **values)
         return
@@ -545,7 +561,9 @@ def _parse_line(p: Program, line: str) -> None:
     opcode = isa.Scalar[name.upper()]
     fields: dict[str, Any] = {
         key: int(value.removeprefix("r") if key != "imm" else value, 0)
-        for key, value in arguments.items() if not (key == "imm" and value[:1].isalpha())}
+        for key, value in arguments.items()
+        if not (key == "imm" and value[:1].isalpha())
+    }
     target = arguments.get("imm", "")
     if target[:1].isalpha():
         if opcode not in (isa.Scalar.BEQ, isa.Scalar.BNE, isa.Scalar.BLT):

@@ -39,8 +39,12 @@ def _cell(config: ChipConfig) -> Mapping[str, Any]:
 
 def _array(config: ChipConfig) -> Mapping[str, Any]:
     tile = config.tile
-    return {"rows": tile.rows, "cols": tile.cols, "acc_rows": tile.acc_rows,
-            "result_depth": tile.result_depth}
+    return {
+        "rows": tile.rows,
+        "cols": tile.cols,
+        "acc_rows": tile.acc_rows,
+        "result_depth": tile.result_depth,
+    }
 
 
 def _kv_sram(config: ChipConfig) -> Mapping[str, Any]:
@@ -81,5 +85,7 @@ BLOCKS: dict[str, Block] = {
 def block(name: str) -> Block:
     """The named block; InputError lists the known ones."""
     if name not in BLOCKS:
-        raise InputError("BLOCK", name, f"it must be one of {', '.join(BLOCKS)}", "name one of these")
+        raise InputError(
+            "BLOCK", name, f"it must be one of {', '.join(BLOCKS)}", "name one of these"
+        )
     return BLOCKS[name]

@@ -14,9 +14,13 @@ from sim.cli_common import Config, JsonFile, chip, console, errors
 from sim.errors import InputError, ToolError
 
 app = typer.Typer(
-    name="jalapeno", no_args_is_help=True, add_completion=False, rich_markup_mode="rich",
+    name="jalapeno",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="RTL model of an LLM-inference chip: simulate its kernels, emit its Verilog, count its cycles.")
+    help="RTL model of an LLM-inference chip: simulate its kernels, emit its Verilog, count its cycles.",
+)
 
 
 @app.command()
@@ -26,17 +30,32 @@ def doctor() -> None:
     from sim.report import table
 
     found = checks.findings()
-    table(console, "jalapeno doctor", ["what", "state", "found", "how to get it"], [
-        (f.name, "ok" if f.ok else "optional" if f.optional else "MISSING", f.found,
-         "" if f.ok else f.remedy) for f in found])
+    table(
+        console,
+        "jalapeno doctor",
+        ["what", "state", "found", "how to get it"],
+        [
+            (
+                f.name,
+                "ok" if f.ok else "optional" if f.optional else "MISSING",
+                f.found,
+                "" if f.ok else f.remedy,
+            )
+            for f in found
+        ],
+    )
     if any(not f.ok and not f.optional for f in found):
         raise typer.Exit(1)
 
 
 @app.command(epilog=f"Blocks: {', '.join(BLOCKS)}.")
 def verilog(
-    block: Annotated[str, typer.Argument(metavar="BLOCK", help="Block to emit; see the list below.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Directory to write to.")],
+    block: Annotated[
+        str, typer.Argument(metavar="BLOCK", help="Block to emit; see the list below.")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Directory to write to.")
+    ],
     config: Config = "small",
 ) -> None:
     """Write the Verilog of a block and its JSON description; equal to the byte on every run."""
@@ -53,14 +72,20 @@ def verilog(
         for name, text in files.items():
             (output / name).write_text(text)
     except OSError as error:
-        raise InputError("-o", str(output), f"it cannot be written ({error.strerror})",
-                         "name a directory of yours") from None
+        raise InputError(
+            "-o",
+            str(output),
+            f"it cannot be written ({error.strerror})",
+            "name a directory of yours",
+        ) from None
     console.print(f"{len(files)} files, {sum(map(len, files.values())):,} bytes, in {output}")
 
 
 @app.command()
 def throughput(
-    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Default: all.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Default: all.")
+    ] = None,
     file: JsonFile = None,
 ) -> None:
     """Full-model time between tokens and tokens per second, beside the published figures."""
@@ -69,7 +94,9 @@ def throughput(
 
     for model in models or ():
         if model not in MODELS:
-            raise InputError("MODEL", model, f"it must be one of {', '.join(MODELS)}", "name one of these")
+            raise InputError(
+                "MODEL", model, f"it must be one of {', '.join(MODELS)}", "name one of these"
+            )
     from sim.scaling import throughput as compute
 
     with console.status("composing the full models"):

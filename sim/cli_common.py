@@ -13,8 +13,12 @@ from sim.errors import InputError
 console = Console()
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
-Config = Annotated[str, typer.Option("--config", help=f"One of {', '.join(PRESETS)}.", metavar="PRESET")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the result here.", metavar="FILE")]
+Config = Annotated[
+    str, typer.Option("--config", help=f"One of {', '.join(PRESETS)}.", metavar="PRESET")
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Also write the result here.", metavar="FILE")
+]
 
 
 def choice(name: str, value: str, known: tuple[str, ...]) -> str:

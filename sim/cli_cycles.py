@@ -11,9 +11,13 @@ from sim.report import markdown, table, write_json
 
 
 def cycles(
-    check: Annotated[bool, typer.Option("--check", help="Exit 1 when a count differs from its record.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit 1 when a count differs from its record.")
+    ] = False,
     update: Annotated[bool, typer.Option("--update", help="Record what was measured.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table in Markdown.")
+    ] = False,
     file: JsonFile = None,
 ) -> None:
     """Run the recorded cycle suite and hold it against the recorded counts.
@@ -23,7 +27,8 @@ def cycles(
     records = suite.load()
     with console.status("running the cycle suite") as status:
         results = suite.measure(
-            records, lambda r: status.update(f"running {r.kernel} on {r.config} {r.settings}"))
+            records, lambda r: status.update(f"running {r.kernel} on {r.config} {r.settings}")
+        )
     shown = [r for r in results if r.changed] if check else results
     rows = [r.row() for r in shown]
     if as_markdown:

@@ -24,8 +24,11 @@ NEXT = """[bold]Where to look next[/]
 def _options(kernel: Kernel) -> str:
     parts = []
     for name, option in kernel.options.items():
-        allowed = "|".join(option.choices) if option.choices else (
-            f"{option.least}..{option.most}" if isinstance(option.default, int) else "WORD")
+        allowed = (
+            "|".join(option.choices)
+            if option.choices
+            else (f"{option.least}..{option.most}" if isinstance(option.default, int) else "WORD")
+        )
         parts.append(f"{name}={allowed} ({option.doc}; {option.default})")
     return f"{kernel.name}: {kernel.doc} " + ", ".join(parts)
 
@@ -42,7 +45,9 @@ def settings(kernel: Kernel, items: list[str]) -> dict[str, int | str]:
 
 
 def _run(kernel: Kernel, request: KernelRequest, file: Path | None) -> KernelResult:
-    with console.status(f"{kernel.name} on {request.config.name}: building what is not cached, then simulating"):
+    with console.status(
+        f"{kernel.name} on {request.config.name}: building what is not cached, then simulating"
+    ):
         result = kernel.run(request)
     show(console, result)
     if file is not None:
@@ -54,14 +59,27 @@ def _run(kernel: Kernel, request: KernelRequest, file: Path | None) -> KernelRes
 def sim(
     kernel: Annotated[str, typer.Argument(metavar="KERNEL", help=f"One of {', '.join(KERNELS)}.")],
     config: Config = "small",
-    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.", metavar="MODEL")] = MODELS[0],
-    set_: Annotated[list[str] | None, typer.Option(
-        "--set", metavar="NAME=VALUE", help="A size of the kernel, see below; may be repeated.")] = None,
-    stall: Annotated[str, typer.Option(
-        metavar="|".join(STALLS), help="How often streams stand still: 0, 10 or 60 % of the cycles.")] = "none",
+    model: Annotated[
+        str, typer.Option(help=f"One of {', '.join(MODELS)}.", metavar="MODEL")
+    ] = MODELS[0],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A size of the kernel, see below; may be repeated."
+        ),
+    ] = None,
+    stall: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(STALLS),
+            help="How often streams stand still: 0, 10 or 60 % of the cycles.",
+        ),
+    ] = "none",
     seed: Annotated[int, typer.Option(help="Seed of data, stalls and power-up values.")] = 0,
-    waves: Annotated[Path | None, typer.Option(
-        metavar="FILE.fst", help="Record all signals; uses a build of its own.")] = None,
+    waves: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.fst", help="Record all signals; uses a build of its own."),
+    ] = None,
     json_: JsonFile = None,
 ) -> None:
     """Run a kernel in RTL, compare every bit with the golden model, and print its cycles.
@@ -70,13 +88,24 @@ def sim(
     """
     chosen = KERNELS[choice("KERNEL", kernel, tuple(KERNELS))]
     if not 0 <= seed <= MAX_SEED:
-        raise InputError("--seed", seed, f"it must be from 0 to {MAX_SEED}", "give for example --seed 1")
+        raise InputError(
+            "--seed", seed, f"it must be from 0 to {MAX_SEED}", "give for example --seed 1"
+        )
     if waves is not None and (waves.suffix != ".fst" or not waves.absolute().parent.is_dir()):
-        raise InputError("--waves", str(waves), "it must be a .fst file in a directory that exists",
-                         "give for example --waves run.fst")
+        raise InputError(
+            "--waves",
+            str(waves),
+            "it must be a .fst file in a directory that exists",
+            "give for example --waves run.fst",
+        )
     request = KernelRequest(
-        chip(config), choice("--model", model, MODELS), settings(chosen, set_ or []),
-        choice("--stall", stall, tuple(STALLS)), seed, waves)
+        chip(config),
+        choice("--model", model, MODELS),
+        settings(chosen, set_ or []),
+        choice("--stall", stall, tuple(STALLS)),
+        seed,
+        waves,
+    )
     if not _run(chosen, request, json_).passed:
         raise typer.Exit(1)
 

@@ -56,7 +56,14 @@ class Comparison:
     def row(self) -> list[Any]:
         percent = "-" if self.percent is None else f"{self.percent:+.2f} %"
         settings = " ".join(f"{name}={value}" for name, value in self.record.settings.items())
-        return [self.record.kernel, self.record.config, settings, self.record.cycles, self.cycles, percent]
+        return [
+            self.record.kernel,
+            self.record.config,
+            settings,
+            self.record.cycles,
+            self.cycles,
+            percent,
+        ]
 
 
 def load(file: Path = DATA) -> list[Record]:
@@ -73,8 +80,10 @@ def measure(records: Sequence[Record], progress: Callable[[Record], None]) -> li
         progress(record)
         run = record.run()
         if not run.passed:
-            raise ToolError(f"{record.kernel} on {record.config} is wrong: {run.mismatched} of "
-                            f"{run.compared} values differ; its cycles were not compared")
+            raise ToolError(
+                f"{record.kernel} on {record.config} is wrong: {run.mismatched} of "
+                f"{run.compared} values differ; its cycles were not compared"
+            )
         result.append(Comparison(record, run.cycles))
     return result
 

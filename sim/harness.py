@@ -42,8 +42,9 @@ def top_text(config: ChipConfig) -> str:
         axi = []
         for channel in CHANNELS:
             for part in ("valid", "ready", "payload"):
-                packed = ", ".join(f"axi__{i * ports + p}__{channel}__{part}"
-                                   for p in reversed(range(ports)))
+                packed = ", ".join(
+                    f"axi__{i * ports + p}__{channel}__{part}" for p in reversed(range(ports))
+                )
                 axi.append(f".{channel}_{part}({{{packed}}})")
         rate = tile.hbm_rate
         body += [
@@ -64,19 +65,28 @@ def top_text(config: ChipConfig) -> str:
             f"assign response_valid[{i}] = host__{i}__response__valid & ~load_busy[{i}];",
             f"assign response[{i} * 137 +: 137] = host__{i}__response__payload;",
         ]
-    return "\n".join([
-        "// SPDX-License-Identifier: Apache-2.0", f"module {TOP} (",
-        "  input wire clk, input wire rst, input wire [7:0] stall, input wire [31:0] stall_seed,",
-        "  input wire [32:0] err_lo, input wire [32:0] err_hi,",
-        f"  input wire [{tiles - 1}:0] load_go, input wire [31:0] load_first,",
-        f"  input wire [31:0] load_count, output wire [{tiles - 1}:0] load_busy,",
-        f"  input wire [{tiles - 1}:0] host_valid, output wire [{tiles - 1}:0] host_ready,",
-        "  input wire host_write, input wire [31:0] host_address, input wire [127:0] host_data,",
-        f"  input wire [7:0] host_scale, output wire [{tiles - 1}:0] response_valid,",
-        f"  output wire [{tiles * 137 - 1}:0] response, output wire [{tiles - 1}:0] running",
-        ");", *(f"  {line}" for line in wires),
-        f"  {CHIP} chip (", "    " + ",\n    ".join(connections), "  );",
-        *(f"  {line}" for line in body), "endmodule", ""])
+    return "\n".join(
+        [
+            "// SPDX-License-Identifier: Apache-2.0",
+            f"module {TOP} (",
+            "  input wire clk, input wire rst, input wire [7:0] stall, input wire [31:0] stall_seed,",
+            "  input wire [32:0] err_lo, input wire [32:0] err_hi,",
+            f"  input wire [{tiles - 1}:0] load_go, input wire [31:0] load_first,",
+            f"  input wire [31:0] load_count, output wire [{tiles - 1}:0] load_busy,",
+            f"  input wire [{tiles - 1}:0] host_valid, output wire [{tiles - 1}:0] host_ready,",
+            "  input wire host_write, input wire [31:0] host_address, input wire [127:0] host_data,",
+            f"  input wire [7:0] host_scale, output wire [{tiles - 1}:0] response_valid,",
+            f"  output wire [{tiles * 137 - 1}:0] response, output wire [{tiles - 1}:0] running",
+            ");",
+            *(f"  {line}" for line in wires),
+            f"  {CHIP} chip (",
+            "    " + ",\n    ".join(connections),
+            "  );",
+            *(f"  {line}" for line in body),
+            "endmodule",
+            "",
+        ]
+    )
 
 
 @cache

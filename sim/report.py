@@ -46,8 +46,12 @@ def write_json(file: Path, value: Any) -> None:
     try:
         file.write_text(json.dumps(value, indent=2) + "\n")
     except OSError as error:
-        raise InputError("--json", str(file), f"it cannot be written ({error.strerror})",
-                         "name a file in a directory that exists") from None
+        raise InputError(
+            "--json",
+            str(file),
+            f"it cannot be written ({error.strerror})",
+            "name a file in a directory that exists",
+        ) from None
 
 
 def show(console: Console, result: KernelResult) -> None:
@@ -65,19 +69,40 @@ def show(console: Console, result: KernelResult) -> None:
         ("cycles_per_s", result.cycles_per_s),
     ]
     shape = " ".join(f"{name}={value}" for name, value in result.shape.items())
-    table(console, f"{result.kernel} on {result.config} ({result.model}), {shape}, seed {result.seed}",
-          ["figure", "value", "source"],
-          [(name, cell(value), result.sources.get(name, "measured")) for name, value in figures])
+    table(
+        console,
+        f"{result.kernel} on {result.config} ({result.model}), {shape}, seed {result.seed}",
+        ["figure", "value", "source"],
+        [(name, cell(value), result.sources.get(name, "measured")) for name, value in figures],
+    )
     console.print(f"roofline: {result.roofline}")
     if result.counters:
-        states = list(dict.fromkeys(state for engine in result.counters.values() for state in engine))
-        table(console, "cycles by engine (measured)", ["engine", *states],
-              [[engine, *(counts.get(state, 0) for state in states)]
-               for engine, counts in result.counters.items()])
-    verdict = "[green]PASS[/]: equal to the golden model in every bit" if result.passed else (
-        "[red]FAIL[/]: " + ("nothing was compared" if not result.compared else
-                            f"{result.mismatched} of {result.compared} values differ"
-                            if result.mismatched else "the error is above its bound"))
+        states = list(
+            dict.fromkeys(state for engine in result.counters.values() for state in engine)
+        )
+        table(
+            console,
+            "cycles by engine (measured)",
+            ["engine", *states],
+            [
+                [engine, *(counts.get(state, 0) for state in states)]
+                for engine, counts in result.counters.items()
+            ],
+        )
+    verdict = (
+        "[green]PASS[/]: equal to the golden model in every bit"
+        if result.passed
+        else (
+            "[red]FAIL[/]: "
+            + (
+                "nothing was compared"
+                if not result.compared
+                else f"{result.mismatched} of {result.compared} values differ"
+                if result.mismatched
+                else "the error is above its bound"
+            )
+        )
+    )
     for line in result.differences[:DIFFERENCES]:
         console.print(line, markup=False)
     console.print(verdict)

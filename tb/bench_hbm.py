@@ -25,12 +25,19 @@ def memory(dut, generator, stall):
     ram = AxiRam(AxiBus.from_prefix(dut, "m_axi"), dut.clk, dut.rst, size=len(arrays()["hbm"]))
     ram.write(0, arrays()["hbm"].tobytes())
     if stall:
+
         def pauses():
             while True:
                 yield bool(generator.random() < stall)
+
         reads, writes = ram.read_if, ram.write_if
-        for channel in (reads.ar_channel, reads.r_channel, writes.aw_channel, writes.w_channel,
-                        writes.b_channel):
+        for channel in (
+            reads.ar_channel,
+            reads.r_channel,
+            writes.aw_channel,
+            writes.w_channel,
+            writes.b_channel,
+        ):
             channel.set_pause_generator(pauses())
 
 
@@ -87,8 +94,14 @@ async def finished(dut, engine, count, limit):
 
 
 def idle_inputs(dut):
-    for name in ("dma_control__command__valid", "stream_control__command__valid", "sram__valid",
-                 "sram__fault", "sram__request__ready", "taken"):
+    for name in (
+        "dma_control__command__valid",
+        "stream_control__command__valid",
+        "sram__valid",
+        "sram__fault",
+        "sram__request__ready",
+        "taken",
+    ):
         getattr(dut, name).value = 0
     dut.kv_write__ready.value = dut.stream_write__ready.value = 1
 
@@ -133,8 +146,11 @@ async def streams(dut):
                 first = cycle() if first is None else first
                 if given["keep"]:
                     written.append(dut.stream_write__payload.value.to_unsigned())
+
     cocotb.start_soon(watch())
     errors, last = await finished(dut, "stream", len(commands), 200_000)
     data = b"".join((word >> 28 & (1 << 128) - 1).to_bytes(16, "little") for word in written)
-    report({"errors": errors, "cycles": last - first},
-           {"written": np.frombuffer(data, np.uint8).reshape(-1, 16)})
+    report(
+        {"errors": errors, "cycles": last - first},
+        {"written": np.frombuffer(data, np.uint8).reshape(-1, 16)},
+    )

@@ -71,18 +71,24 @@ class System:
     async def status(self, tile: int) -> dict:
         word, _ = await self.access(tile, 1)
         return {
-            "status": Status(word & 0xFF).name, "engine": word >> 8 & 0xFF,
-            "semaphore": word >> 16 & 0xFF, "pc": word >> 32 & 0xFFFFFFFF,
-            "cycles": word >> 64 & 0xFFFFFFFF, "nan_row": word >> 96 & 1,
+            "status": Status(word & 0xFF).name,
+            "engine": word >> 8 & 0xFF,
+            "semaphore": word >> 16 & 0xFF,
+            "pc": word >> 32 & 0xFFFFFFFF,
+            "cycles": word >> 64 & 0xFFFFFFFF,
+            "nan_row": word >> 96 & 1,
         }
 
     async def counters(self, tile: int) -> dict:
         result = {}
         for e, engine in enumerate(Engine):
             result[engine.name.lower()] = {
-                state.name.lower(): (await self.access(
-                    tile, COUNTER_LINE + len(Activity) * e + state))[0] & 0xFFFFFFFF
-                for state in Activity}
+                state.name.lower(): (
+                    await self.access(tile, COUNTER_LINE + len(Activity) * e + state)
+                )[0]
+                & 0xFFFFFFFF
+                for state in Activity
+            }
         return result
 
 
@@ -91,8 +97,16 @@ async def run_programs(dut) -> None:
     """Every run of the parameters, in order."""
     given = bench.parameters()
     system = System(dut)
-    for name in ("load_go", "load_first", "load_count", "host_valid", "host_write", "host_address",
-                 "host_data", "host_scale"):
+    for name in (
+        "load_go",
+        "load_first",
+        "load_count",
+        "host_valid",
+        "host_write",
+        "host_address",
+        "host_data",
+        "host_scale",
+    ):
         getattr(dut, name).value = 0
     dut.stall.value = 0
     dut.stall_seed.value = given.get("stall_seed", 1)
@@ -115,8 +129,9 @@ async def run_programs(dut) -> None:
         await with_timeout(stopped(dut), run["limit"] + SILENCE, "ns")
         dut.stall.value = 0
         statuses = [await system.status(tile) for tile in started]
-        results.append({
-            "status": statuses, "counters": [await system.counters(tile) for tile in started]})
+        results.append(
+            {"status": statuses, "counters": [await system.counters(tile) for tile in started]}
+        )
         for i, (tile, address, lines) in enumerate(run["reads"]):
             arrays[f"read_{r}_{i}"] = await system.read(tile, address, lines)
     bench.report({"runs": results, "simulated": bench.cycle()}, arrays)

@@ -23,16 +23,18 @@ class HbmBench(wiring.Component):
         self.dma, self.stream = Dma(config), WeightStream(config)
         self.port = HbmPort(config)
         lines = self.port.lines
-        super().__init__({
-            "axi": Out(Axi4(config.hbm_port_bytes)).array(config.hbm_ports),
-            "dma_control": Out(EngineControl(DMA)),
-            "stream_control": Out(EngineControl(STREAM)),
-            "sram": Out(SramClient(lines)),
-            "kv_write": Out(stream.Signature(line_write(lines))),
-            "stream_write": Out(stream.Signature(line_write(lines))),
-            "available": Out(range(config.stream_rows + 1)),
-            "taken": In(1),
-        })
+        super().__init__(
+            {
+                "axi": Out(Axi4(config.hbm_port_bytes)).array(config.hbm_ports),
+                "dma_control": Out(EngineControl(DMA)),
+                "stream_control": Out(EngineControl(STREAM)),
+                "sram": Out(SramClient(lines)),
+                "kv_write": Out(stream.Signature(line_write(lines))),
+                "stream_write": Out(stream.Signature(line_write(lines))),
+                "available": Out(range(config.stream_rows + 1)),
+                "taken": In(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -43,9 +45,12 @@ class HbmBench(wiring.Component):
         wiring.connect(m, dma.hbm_write, port.write)
         wiring.connect(m, weights.hbm, port.read[STREAM_CHANNEL])
         for inner, outer in (
-            (dma.control, self.dma_control), (weights.control, self.stream_control),
-            (dma.sram, self.sram), (dma.kv_write, self.kv_write),
-            (weights.write, self.stream_write), *zip(port.axi, self.axi, strict=True),
+            (dma.control, self.dma_control),
+            (weights.control, self.stream_control),
+            (dma.sram, self.sram),
+            (dma.kv_write, self.kv_write),
+            (weights.write, self.stream_write),
+            *zip(port.axi, self.axi, strict=True),
         ):
             wiring.connect(m, inner, wiring.flipped(outer))
         m.d.comb += [self.available.eq(weights.available), weights.taken.eq(self.taken)]

@@ -49,8 +49,7 @@ class FlatBench:
         self._observed = Signal(sum(len(v) for v in outputs))
         self._module = Module()
         self._module.submodules.dut = dut
-        self._module.d.comb += [Cat(inputs).eq(self._stimulus),
-                                self._observed.eq(Cat(outputs))]
+        self._module.d.comb += [Cat(inputs).eq(self._stimulus), self._observed.eq(Cat(outputs))]
         self._ctx: Any = None
         self._seen = 0
 

@@ -66,6 +66,7 @@ class HbmWorld:
     def _bound(process, *args):
         async def testbench(ctx):
             await process(ctx, *args)
+
         return testbench
 
     def _check_burst(self, port: int, write: bool, payload) -> tuple[int, int]:
@@ -103,7 +104,8 @@ class HbmWorld:
             ready = not self.pause()
             ctx.set(axi.ar.ready, ready)
             *_, valid, payload, r_ready = await ctx.tick().sample(
-                axi.ar.valid, axi.ar.p, axi.r.ready)
+                axi.ar.valid, axi.ar.p, axi.r.ready
+            )
             if beat is not None and r_ready:
                 beat = None
             if valid and ready:
@@ -123,7 +125,8 @@ class HbmWorld:
             ctx.set(axi.aw.ready, aw_ready)
             ctx.set(axi.w.ready, w_ready)
             *_, aw_valid, aw, w_valid, w, b_ready = await ctx.tick().sample(
-                axi.aw.valid, axi.aw.p, axi.w.valid, axi.w.p, axi.b.ready)
+                axi.aw.valid, axi.aw.p, axi.w.valid, axi.w.p, axi.b.ready
+            )
             if answering and b_ready:
                 answering = False
                 answers.popleft()
@@ -159,7 +162,8 @@ class HbmWorld:
                 for i in range(self.lines):
                     if int(payload.enable) >> i & 1:
                         self.kv[address + i] = np.frombuffer(
-                            int(payload.data[i]).to_bytes(16, "little"), np.uint8)
+                            int(payload.data[i]).to_bytes(16, "little"), np.uint8
+                        )
                         self.kv_scales[address + i] = payload.scales[i]
 
     async def _sram(self, ctx):
@@ -179,7 +183,8 @@ class HbmWorld:
                         assert (int(request.scale_mask) >> i & 1) == (int(request.mask[i]) != 0)
                         if int(request.mask[i]):
                             self.sram[address + i] = np.frombuffer(
-                                int(request.data[i]).to_bytes(16, "little"), np.uint8)
+                                int(request.data[i]).to_bytes(16, "little"), np.uint8
+                            )
                             self.sram_scales[address + i] = request.scales[i]
                 else:
                     answer = self.sram[address : address + self.lines].copy()
@@ -187,8 +192,7 @@ class HbmWorld:
             now = answers.popleft()
             ctx.set(client.valid, now is not None)
             for i in range(self.lines):
-                ctx.set(client.response.data[i],
-                        0xDEAD if now is None else _int(now[i].tobytes()))
+                ctx.set(client.response.data[i], 0xDEAD if now is None else _int(now[i].tobytes()))
 
     async def _rows(self, ctx):
         while True:
@@ -217,7 +221,8 @@ class HbmWorld:
     async def _watch(self, ctx, engine: str):
         control = getattr(self.bench, f"{engine}_control")
         async for _, _, done, error, activity in ctx.tick().sample(
-                control.done, control.error, control.activity):
+            control.done, control.error, control.activity
+        ):
             self.activity[engine][int(activity)] += 1
             if done:
                 self.done[engine].append(Status(error))

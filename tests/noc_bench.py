@@ -31,8 +31,10 @@ def fields(word: int) -> dict[str, int]:
 
 def packet(words: list[int]) -> list[int]:
     """Flits of a packet whose head flit holds `words[0]`."""
-    return [word | (i == 0) << WORD_BITS | (i == len(words) - 1) << (WORD_BITS + 1)
-            for i, word in enumerate(words)]
+    return [
+        word | (i == 0) << WORD_BITS | (i == len(words) - 1) << (WORD_BITS + 1)
+        for i, word in enumerate(words)
+    ]
 
 
 def is_head(flit: int) -> bool:
@@ -75,8 +77,13 @@ class LinkMonitor:
     keeps it full for ever.
     """
 
-    def __init__(self, bench: FlatBench, prefix: str, rng: np.random.Generator,
-                 rates: tuple[float, float] = (1.0, 1.0)):
+    def __init__(
+        self,
+        bench: FlatBench,
+        prefix: str,
+        rng: np.random.Generator,
+        rates: tuple[float, float] = (1.0, 1.0),
+    ):
         self.bench, self.prefix, self.rng, self.rates = bench, prefix, rng, rates
         self.held: list[deque[int]] = [deque() for _ in Channel]
         self.partial: list[list[int]] = [[] for _ in Channel]
@@ -111,12 +118,19 @@ class LinkMonitor:
 class MemoryModel:
     """Lines of 136 bits behind any number of `SramClient(1)` ports, each ready at `rate`."""
 
-    def __init__(self, bench: FlatBench, clients: list[str], lines: int, rng: np.random.Generator,
-                 rate: float = 1.0):
+    def __init__(
+        self,
+        bench: FlatBench,
+        clients: list[str],
+        lines: int,
+        rng: np.random.Generator,
+        rate: float = 1.0,
+    ):
         self.bench, self.clients, self.rng, self.rate = bench, clients, rng, rate
         self.lines = [number(rng, WORD_BITS) for _ in range(lines)]
         self.answers: dict[str, deque[int | None]] = {
-            c: deque([None] * TileSram.LATENCY) for c in clients}
+            c: deque([None] * TileSram.LATENCY) for c in clients
+        }
         self.waits: dict[str, int | None] = dict.fromkeys(clients)
         self.offered: dict[str, bool] = {}
         self.on_write: Callable[[int, int], None] = lambda address, word: None
@@ -134,8 +148,11 @@ class MemoryModel:
     def sample(self) -> None:
         for client in self.clients:
             answer: int | None = None
-            request = (self.bench[f"{client}__request__payload"]
-                       if self.bench[f"{client}__request__valid"] else None)
+            request = (
+                self.bench[f"{client}__request__payload"]
+                if self.bench[f"{client}__request__valid"]
+                else None
+            )
             if self.waits[client] is not None:
                 assert request == self.waits[client], "a waiting request has changed"
             self.waits[client] = None if self.offered[client] else request
@@ -161,8 +178,14 @@ class MemoryModel:
 class CommandDriver:
     """Issues commands on the `EngineControl` at `prefix`, collects (error, cycle) of each done."""
 
-    def __init__(self, bench: FlatBench, prefix: str, operands: list[tuple[str, int]],
-                 rng: np.random.Generator, rate: float = 1.0):
+    def __init__(
+        self,
+        bench: FlatBench,
+        prefix: str,
+        operands: list[tuple[str, int]],
+        rng: np.random.Generator,
+        rate: float = 1.0,
+    ):
         self.bench, self.prefix, self.operands = bench, prefix, operands
         self.rng, self.rate = rng, rate
         self.waiting: deque[dict[str, int]] = deque()
@@ -200,8 +223,13 @@ class CommandDriver:
 
 def ack(request: dict[str, int], error: Status = Status.RUNNING) -> dict[str, int]:
     """What the answer to a write or semaphore packet says."""
-    return request | {"x": request["source_x"], "y": request["source_y"], "tag": request["tag"],
-            "status": int(error), "kind": Kind.ACK if error is Status.RUNNING else Kind.ERROR}
+    return request | {
+        "x": request["source_x"],
+        "y": request["source_y"],
+        "tag": request["tag"],
+        "status": int(error),
+        "kind": Kind.ACK if error is Status.RUNNING else Kind.ERROR,
+    }
 
 
 async def run_cycles(bench: FlatBench, parts: list, until: Callable[[], bool], limit: int) -> None:

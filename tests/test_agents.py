@@ -22,21 +22,32 @@ def rude():
     return verilator.build(emit(Rude(), "rude"), "rude")
 
 
-@pytest.mark.parametrize("idle, stall, least, most", [
-    (0.0, 0.0, 600, 610), (0.6, 0.0, 750, 1200), (0.0, 0.6, 750, 1400), (0.6, 0.6, 900, 1800)])
+@pytest.mark.parametrize(
+    "idle, stall, least, most",
+    [(0.0, 0.0, 600, 610), (0.6, 0.0, 750, 1200), (0.0, 0.6, 750, 1400), (0.6, 0.6, 900, 1800)],
+)
 def test_patterns(pair, idle, stall, least, most):
-    result = runner.run(pair, "tests.designs.bench_pair", seed=11, only=".*passes",
-                        parameters={"idle": idle, "stall": stall, "words": 300},
-                        arrays={"given": np.zeros(1)})
+    result = runner.run(
+        pair,
+        "tests.designs.bench_pair",
+        seed=11,
+        only=".*passes",
+        parameters={"idle": idle, "stall": stall, "words": 300},
+        arrays={"given": np.zeros(1)},
+    )
     assert (result.report["compared"], result.report["mismatched"]) == (300, 0)
     assert least <= result.report["cycles"] <= most
     assert (result.report["waits"] > 0) == (stall > 0)
 
 
-@pytest.mark.parametrize("fault, what", [
-    (0, None), (1, "valid fell before the word was taken"), (2, "payload changed from")])
+@pytest.mark.parametrize(
+    "fault, what",
+    [(0, None), (1, "valid fell before the word was taken"), (2, "payload changed from")],
+)
 def test_planted_faults(rude, fault, what):
-    result = runner.run(rude, "tests.designs.bench_rude", parameters={"fault": fault, "empty": False}, seed=fault)
+    result = runner.run(
+        rude, "tests.designs.bench_rude", parameters={"fault": fault, "empty": False}, seed=fault
+    )
     assert result.report["compared"] > 0 and result.report["handovers"] > 0
     if what is None:
         assert result.report["count"] == 0 and result.report["mismatched"] == 0
@@ -48,7 +59,9 @@ def test_planted_faults(rude, fault, what):
 def test_empty_scoreboard_fails_the_bench(rude):
     with pytest.raises(runner.ToolError, match="nothing was compared"):
         runner.run(rude, "tests.designs.bench_rude", parameters={"fault": 0, "empty": True})
-    result = runner.run(rude, "tests.designs.bench_rude", parameters={"fault": 0, "empty": True}, check=False)
+    result = runner.run(
+        rude, "tests.designs.bench_rude", parameters={"fault": 0, "empty": True}, check=False
+    )
     assert len(result.failures) == 1 and len(result.outcomes) == 2
 
 
@@ -82,10 +95,14 @@ def test_packing_agrees_with_amaranth():
         assert packing.pack(value) == bits
 
 
-@pytest.mark.parametrize("value, message", [
-    ({"tag": 16, "value": [0, 0]}, "tag must be from 0 to 15, not 16"),
-    ({"tag": 1}, "fields of payload must be"),
-    ({"tag": 1, "value": [0]}, "length of value must be 2, not 1")])
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ({"tag": 16, "value": [0, 0]}, "tag must be from 0 to 15, not 16"),
+        ({"tag": 1}, "fields of payload must be"),
+        ({"tag": 1, "value": [0]}, "length of value must be 2, not 1"),
+    ],
+)
 def test_packing_refuses(value, message):
     with pytest.raises(ValueError, match=message):
         Packing(WORD).pack(value)

@@ -44,7 +44,7 @@ class Bench:
         # Loads one row per cycle; the swap may come as soon as every row is in time.
         halves = weight_fmt is Format.MXINT8
         start = max(self.now, 0)
-        last_swap = getattr(self, "last_swap", -10**6)
+        last_swap = getattr(self, "last_swap", -(10**6))
         due = start
         at = start
         for r in range(groups):
@@ -52,9 +52,17 @@ class Bench:
             while at in self.loads:
                 at += 1
             line = (r // 2 if halves else r) * cols
-            self.loads[at] = [(r, wide[line + c], int(wide_scales[line + c]), weight_fmt,
-                               r % 2 if halves else 0, min(group, k - r * group))
-                              for c in range(cols)]
+            self.loads[at] = [
+                (
+                    r,
+                    wide[line + c],
+                    int(wide_scales[line + c]),
+                    weight_fmt,
+                    r % 2 if halves else 0,
+                    min(group, k - r * group),
+                )
+                for c in range(cols)
+            ]
             due = max(due, at + MatmulArray.swap_after_load(r))
             at += 1
         t = due
@@ -72,15 +80,26 @@ class Bench:
                     line = min(bit // 128, lines.shape[1] - 1)
                     fields.append((lines[row, line], int(scales[row, line]), bit % 128))
                 self.slices[t] = dict(
-                    fields=fields, act_format=act_fmt, weight_format=weight_fmt, index=j,
-                    n_bits=n * bits, count=k, swap=int(j == 0 and row == 0), acc_index=row,
-                    first=int(j == 0), last=int(j == chains - 1))
+                    fields=fields,
+                    act_format=act_fmt,
+                    weight_format=weight_fmt,
+                    index=j,
+                    n_bits=n * bits,
+                    count=k,
+                    swap=int(j == 0 and row == 0),
+                    acc_index=row,
+                    first=int(j == 0),
+                    last=int(j == chains - 1),
+                )
                 t += 1
             if m < MatmulArray.ACC_LATENCY:
                 t = begin + MatmulArray.ACC_LATENCY
         self.now = max(self.now, t - 1)
-        self.expected += list(matmul(
-            act, act_scales, act_fmt, weight, weight_scales, weight_fmt, rows).view(np.uint32))
+        self.expected += list(
+            matmul(act, act_scales, act_fmt, weight, weight_scales, weight_fmt, rows).view(
+                np.uint32
+            )
+        )
 
     def run(self, stall=0.0, rng=None):
         found = []
@@ -104,8 +123,16 @@ class Bench:
                         ctx.set(array.slice.lines[r], whole >> base)
                         ctx.set(array.slice.scales[r], scale)
                     ctx.set(array.slice.part, 0)
-                    for name in ("act_format", "weight_format", "index", "count", "swap",
-                                 "acc_index", "first", "last"):
+                    for name in (
+                        "act_format",
+                        "weight_format",
+                        "index",
+                        "count",
+                        "swap",
+                        "acc_index",
+                        "first",
+                        "last",
+                    ):
                         ctx.set(getattr(array.slice, name), int(given[name]))
                 for c in range(array.cols):
                     entry = columns.get((t, c))
@@ -180,9 +207,17 @@ def one_slice(bench, at, codes, count, swap=1, scale=127):
     """Slice 0 of a BF16 tile, alone a result: every row has the activations `codes`."""
     line = line_of([*codes, *[0] * (8 - len(codes))])
     bench.slices[at] = dict(
-        fields=[(line, scale, 0)] * bench.array.rows, act_format=Format.BF16,
-        weight_format=Format.BF16, index=0, n_bits=32, count=count, swap=swap, acc_index=0,
-        first=1, last=1)
+        fields=[(line, scale, 0)] * bench.array.rows,
+        act_format=Format.BF16,
+        weight_format=Format.BF16,
+        index=0,
+        n_bits=32,
+        count=count,
+        swap=swap,
+        acc_index=0,
+        first=1,
+        last=1,
+    )
 
 
 def load_row(bench, at, row, codes, length=8):

@@ -58,10 +58,18 @@ def test_copies(memory, stall):
     for command in commands:
         apply_dma(None, wanted, wanted_sram, None, command)
     result = run(
-        model, "tb.bench_hbm", seed=3, plusargs=["+hbm0=hbm.hex"],
-        files={"hbm.hex": hex_words(hbm)}, arrays={"hbm": hbm, "sram": sram, "scales": scales},
-        parameters={"memory": name, "stall": stall,
-                    "commands": [packed(DMA, command) for command in commands]})
+        model,
+        "tb.bench_hbm",
+        seed=3,
+        plusargs=["+hbm0=hbm.hex"],
+        files={"hbm.hex": hex_words(hbm)},
+        arrays={"hbm": hbm, "sram": sram, "scales": scales},
+        parameters={
+            "memory": name,
+            "stall": stall,
+            "commands": [packed(DMA, command) for command in commands],
+        },
+    )
     assert result.report["errors"] == [0] * len(commands)
     assert np.array_equal(result.arrays["sram"].reshape(-1), wanted)
     assert np.array_equal(result.arrays["sram"], wanted_sram[0])
@@ -74,12 +82,25 @@ def test_stream_contents(memory):
     hbm = rng.integers(0, 256, TINY.hbm_bytes, dtype=np.uint8)
     jobs = [dict(hbm_addr=0xFC0, rows=50, scaled=1), dict(hbm_addr=0x10, rows=33, scaled=0)]
     result = run(
-        model, "tb.bench_hbm", seed=3, plusargs=["+hbm0=hbm.hex"],
-        files={"hbm.hex": hex_words(hbm)}, arrays={"hbm": hbm},
-        parameters={"memory": name, "stall": 0.2, "keep": True,
-                    "streams": [packed(STREAM, job) for job in jobs]})
-    wanted = [unpack_lines(hbm[job["hbm_addr"]:].tobytes(), job["rows"] * TINY.cols,
-                           bool(job["scaled"]))[0] for job in jobs]
+        model,
+        "tb.bench_hbm",
+        seed=3,
+        plusargs=["+hbm0=hbm.hex"],
+        files={"hbm.hex": hex_words(hbm)},
+        arrays={"hbm": hbm},
+        parameters={
+            "memory": name,
+            "stall": 0.2,
+            "keep": True,
+            "streams": [packed(STREAM, job) for job in jobs],
+        },
+    )
+    wanted = [
+        unpack_lines(
+            hbm[job["hbm_addr"] :].tobytes(), job["rows"] * TINY.cols, bool(job["scaled"])
+        )[0]
+        for job in jobs
+    ]
     assert np.array_equal(result.arrays["written"], np.concatenate(wanted))
 
 
@@ -88,17 +109,33 @@ def test_slice_errors():
     model = build(slice_top(TINY, {"LATENCY": 5, "BYTES": TINY.hbm_bytes // 2}), TOP)
     plain = dict(hbm_stride=0, local_addr=0, local_stride=0, lines=20, rows=1, scaled=0)
     half = TINY.hbm_bytes // 2
-    cases = [(0, 0, Status.RUNNING), (0x4000 - 320, 0, Status.RUNNING),
-             (0x4000 - 304, 0, Status.HBM_ERROR), (0x4000, 1, Status.HBM_ERROR),
-             (0x4010, 1, Status.RUNNING), (half - 304, 0, Status.HBM_ERROR),
-             (half - 320, 1, Status.RUNNING), (half, 1, Status.HBM_ERROR)]
+    cases = [
+        (0, 0, Status.RUNNING),
+        (0x4000 - 320, 0, Status.RUNNING),
+        (0x4000 - 304, 0, Status.HBM_ERROR),
+        (0x4000, 1, Status.HBM_ERROR),
+        (0x4010, 1, Status.RUNNING),
+        (half - 304, 0, Status.HBM_ERROR),
+        (half - 320, 1, Status.RUNNING),
+        (half, 1, Status.HBM_ERROR),
+    ]
     result = run(
-        model, "tb.bench_hbm",
-        arrays={"sram": np.zeros((TINY.sram_lines, 16), np.uint8),
-                "scales": np.zeros(TINY.sram_lines, np.uint8)},
-        parameters={"memory": "slice", "stall": 0.0, "errors": [0x4000, 0x4010], "commands": [
-            packed(DMA, dict(plain, hbm_addr=address, direction=direction))
-            for address, direction, _ in cases]})
+        model,
+        "tb.bench_hbm",
+        arrays={
+            "sram": np.zeros((TINY.sram_lines, 16), np.uint8),
+            "scales": np.zeros(TINY.sram_lines, np.uint8),
+        },
+        parameters={
+            "memory": "slice",
+            "stall": 0.0,
+            "errors": [0x4000, 0x4010],
+            "commands": [
+                packed(DMA, dict(plain, hbm_addr=address, direction=direction))
+                for address, direction, _ in cases
+            ],
+        },
+    )
     assert result.report["errors"] == [status for *_, status in cases]
 
 
@@ -120,10 +157,14 @@ def check_rate(config, scaled, rows):
     rate = config.hbm_rate
     model = build(slice_top(config, {"LATENCY": LATENCY}), TOP)
     count = 24
-    commands = [packed(STREAM, dict(hbm_addr=0x40 * i, rows=rows, scaled=scaled))
-                for i in range(count)]
-    result = run(model, "tb.bench_hbm", parameters={
-        "memory": "slice", "stall": 0.0, "keep": False, "streams": commands})
+    commands = [
+        packed(STREAM, dict(hbm_addr=0x40 * i, rows=rows, scaled=scaled)) for i in range(count)
+    ]
+    result = run(
+        model,
+        "tb.bench_hbm",
+        parameters={"memory": "slice", "stall": 0.0, "keep": False, "streams": commands},
+    )
     moved = count * stream_bytes(rows * config.cols, bool(scaled))
     share = moved / (result.report["cycles"] * rate)
     print(f"{moved} bytes in {result.report['cycles']} cycles: {float(share):.4f} of {rate} B/clk")

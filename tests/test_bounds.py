@@ -32,7 +32,9 @@ def rng_of(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def random_form(rng: np.random.Generator, shape: tuple[int, ...], symbols: int, size: float = 0.1) -> Affine:
+def random_form(
+    rng: np.random.Generator, shape: tuple[int, ...], symbols: int, size: float = 0.1
+) -> Affine:
     terms = size / max(symbols, 1) * rng.standard_normal((symbols, *shape))
     return Affine(rng.standard_normal(shape), terms, 0.1 * size * rng.random(shape))
 
@@ -114,11 +116,15 @@ def test_stores_are_within_their_error(fmt: Format) -> None:
     assert normal.max() > 0.99 and normal.mean() > 0.2
 
     # The same with the value known only roughly: the store takes the scale and the binade of what is computed.
-    wide = Affine(x.astype(np.float64), np.zeros((0, *x.shape)), 0.05 * np.abs(x.astype(np.float64)))
+    wide = Affine(
+        x.astype(np.float64), np.zeros((0, *x.shape)), 0.05 * np.abs(x.astype(np.float64))
+    )
     error_of = stored(wide, Noise(), fmt).radius
     for _ in range(5):
         near = (wide.value + rng.uniform(-1, 1, x.shape) * wide.rest).astype(np.float32)
-        assert np.all(np.abs(rounded(near, fmt) - wide.value) <= error_of + np.abs(x) * 2.0**-22 + 2.0**-149)
+        assert np.all(
+            np.abs(rounded(near, fmt) - wide.value) <= error_of + np.abs(x) * 2.0**-22 + 2.0**-149
+        )
 
 
 def test_e4m3_saturates_by_two_steps() -> None:
@@ -137,8 +143,12 @@ def test_overflow_has_no_bound() -> None:
 def test_array_is_within_its_error_whatever_its_rows(weight_fmt: Format) -> None:
     rng = rng_of(3)
     for act_fmt in (Format.BF16, Format.MXFP8_E4M3, Format.MXFP8_E5M2):
-        act = (rng.standard_normal((3, 200)) * 2.0 ** rng.integers(-18, 18, (3, 200))).astype(np.float32)
-        weight = (rng.standard_normal((7, 200)) * 2.0 ** rng.integers(-12, 12, (7, 200))).astype(np.float32)
+        act = (rng.standard_normal((3, 200)) * 2.0 ** rng.integers(-18, 18, (3, 200))).astype(
+            np.float32
+        )
+        weight = (rng.standard_normal((7, 200)) * 2.0 ** rng.integers(-12, 12, (7, 200))).astype(
+            np.float32
+        )
         bias = rng.standard_normal(7).astype(np.float32)
         operands = (*quantise(act, act_fmt), act_fmt, *quantise(weight, weight_fmt), weight_fmt)
         wanted = matmul_reference(*operands, bias)
@@ -231,14 +241,22 @@ def test_swish_of_uncertain_gates() -> None:
             found = x * functions.sigmoid(x * np.float32(1.702))
             slack = 2.0**-24 * np.abs(gates)  # x itself was rounded
             assert np.all(np.abs(found - out.value) <= out.bound + 1.2 * slack)
-        assert np.all(out.radius <= 1.2 * size + 0.45 * size**2 + 2e-6 * (np.abs(gates) + size) + 1e-12)
+        assert np.all(
+            out.radius <= 1.2 * size + 0.45 * size**2 + 2e-6 * (np.abs(gates) + size) + 1e-12
+        )
 
 
 def small_moe(rng: np.random.Generator, fmt: Format) -> tuple[np.ndarray, Matrix, list[Expert]]:
     router = Matrix.of(rng.standard_normal((4, 16)), Format.BF16)
     experts = [
-        Expert.of(rng.standard_normal((16, 16)), rng.standard_normal(16), rng.standard_normal((16, 8)),
-                  rng.standard_normal(16), fmt, 4)
+        Expert.of(
+            rng.standard_normal((16, 16)),
+            rng.standard_normal(16),
+            rng.standard_normal((16, 8)),
+            rng.standard_normal(16),
+            fmt,
+            4,
+        )
         for _ in range(4)
     ]
     return rng.standard_normal((2, 16)).astype(np.float32), router, experts

@@ -11,14 +11,33 @@ from sim.errors import InputError, ToolError
 from sim.kernels import KERNELS
 from sim.kernels.types import Kernel, KernelResult, Option
 
-KEYS = {"differences", 
-    "kernel", "config", "model", "seed", "shape", "compared", "mismatched", "max_error", "max_error_bound", "cycles",
-    "fraction_of_peak", "fraction_of_roofline", "roofline", "counters", "wall_s", "build_s", "cycles_per_s", "sources"}
+KEYS = {
+    "differences",
+    "kernel",
+    "config",
+    "model",
+    "seed",
+    "shape",
+    "compared",
+    "mismatched",
+    "max_error",
+    "max_error_bound",
+    "cycles",
+    "fraction_of_peak",
+    "fraction_of_roofline",
+    "roofline",
+    "counters",
+    "wall_s",
+    "build_s",
+    "cycles_per_s",
+    "sources",
+}
 OPTIONS = {
     "m": Option(4, "rows", 1, 64),
     "act": Option("bf16", "format", choices=("bf16", "mxfp4")),
     "wrong": Option(0, "values that differ", 0, 99),
-    "count": Option(10, "values compared", 0, 99)}
+    "count": Option(10, "values compared", 0, 99),
+}
 
 
 def run_double(request):
@@ -27,11 +46,25 @@ def run_double(request):
     if request.settings["m"] == 14:
         raise ToolError("the build failed:\nerror: no such thing")
     return KernelResult(
-        kernel="double", config=request.config.name, model=request.model, seed=request.seed,
-        shape=request.settings, compared=request.settings["count"], mismatched=request.settings["wrong"],
-        max_error=0.5, max_error_bound=1.0, cycles=1000 + request.settings["m"], fraction_of_peak=0.25,
-        fraction_of_roofline=0.5, roofline="HBM", counters={"MATRIX": {"BUSY": 7, "IDLE": 3}}, wall_s=1.0,
-        build_s=2.0, cycles_per_s=1004.0, sources={"cycles": "measured", "fraction_of_roofline": "derived"})
+        kernel="double",
+        config=request.config.name,
+        model=request.model,
+        seed=request.seed,
+        shape=request.settings,
+        compared=request.settings["count"],
+        mismatched=request.settings["wrong"],
+        max_error=0.5,
+        max_error_bound=1.0,
+        cycles=1000 + request.settings["m"],
+        fraction_of_peak=0.25,
+        fraction_of_roofline=0.5,
+        roofline="HBM",
+        counters={"MATRIX": {"BUSY": 7, "IDLE": 3}},
+        wall_s=1.0,
+        build_s=2.0,
+        cycles_per_s=1004.0,
+        sources={"cycles": "measured", "fraction_of_roofline": "derived"},
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +83,9 @@ def jalapeno(capsys):
     return call
 
 
-@pytest.mark.parametrize("command", [
-    [], ["doctor"], ["verilog"], ["sim"], ["cycles"], ["throughput"], ["demo"]], ids=str)
+@pytest.mark.parametrize(
+    "command", [[], ["doctor"], ["verilog"], ["sim"], ["cycles"], ["throughput"], ["demo"]], ids=str
+)
 def test_help(jalapeno, command):
     code, out, _ = jalapeno(*command, "--help")
     assert code == 0 and "Usage: jalapeno" in out
@@ -73,41 +107,66 @@ def test_doctor_names_what_is_missing(jalapeno, monkeypatch, tmp_path):
 
 def test_sim_writes_its_json(jalapeno, tmp_path):
     file = tmp_path / "out.json"
-    code, out, _ = jalapeno("sim", "double", "--config", "tiny", "--set", "m=7", "--seed", 3, "--json", file)
+    code, out, _ = jalapeno(
+        "sim", "double", "--config", "tiny", "--set", "m=7", "--seed", 3, "--json", file
+    )
     value = json.loads(file.read_text())
     assert code == 0 and "PASS" in out and "1,007" in out and "measured" in out and "derived" in out
     assert set(value) == KEYS
-    assert (value["cycles"], value["seed"], value["config"], value["shape"]["m"]) == (1007, 3, "tiny", 7)
+    assert (value["cycles"], value["seed"], value["config"], value["shape"]["m"]) == (
+        1007,
+        3,
+        "tiny",
+        7,
+    )
 
 
-@pytest.mark.parametrize("settings, word", [
-    (["wrong=2"], "2 of 10 values differ"), (["count=0"], "nothing was compared")])
+@pytest.mark.parametrize(
+    "settings, word",
+    [(["wrong=2"], "2 of 10 values differ"), (["count=0"], "nothing was compared")],
+)
 def test_sim_fails(jalapeno, settings, word):
     code, out, _ = jalapeno("sim", "double", *(a for s in settings for a in ("--set", s)))
     assert code == 1 and "FAIL" in out and word in out
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["sim", "nothing"], "KERNEL is nothing, but it must be one of"),
-    (["sim", "double", "--config", "huge"], "--config is huge, but it must be one of tiny, small"),
-    (["sim", "double", "--model", "llama"], "--model is llama, but it must be one of gpt-oss"),
-    (["sim", "double", "--stall", "some"], "--stall is some, but it must be one of none, light, heavy"),
-    (["sim", "double", "--seed", "-4"], "--seed is -4, but it must be from 0 to"),
-    (["sim", "double", "--seed", "x"], "Invalid value for '--seed'"),
-    (["sim", "double", "--set", "m"], "--set is m, but it must be NAME=VALUE"),
-    (["sim", "double", "--set", "m=65"], "m is 65, but it must be from 1 to 64"),
-    (["sim", "double", "--set", "m=two"], "m is two, but it must be a whole number"),
-    (["sim", "double", "--set", "act=fp3"], "act is fp3, but it must be one of bf16, mxfp4"),
-    (["sim", "double", "--set", "q=1"], "--set is q, but kernel double takes m, act"),
-    (["sim", "double", "--set", "m=13"], "m is 13, but 13 rows do not fit; choose fewer"),
-    (["sim", "double", "--waves", "x.vcd"], "--waves is x.vcd, but it must be a .fst file"),
-    (["sim", "double", "--json", "/no/such/x.json"], "--json is /no/such/x.json, but it cannot be written"),
-    (["sim"], "Missing argument"),
-    (["simulate"], "No such command"),
-    (["verilog", "engine", "-o", "x"], "BLOCK is engine, but it must be one of"),
-    (["verilog", "router", "-o", "/proc/no/such"], "-o is /proc/no/such, but it cannot be written"),
-    (["throughput", "llama"], "MODEL is llama, but it must be one of"),
-], ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["sim", "nothing"], "KERNEL is nothing, but it must be one of"),
+        (
+            ["sim", "double", "--config", "huge"],
+            "--config is huge, but it must be one of tiny, small",
+        ),
+        (["sim", "double", "--model", "llama"], "--model is llama, but it must be one of gpt-oss"),
+        (
+            ["sim", "double", "--stall", "some"],
+            "--stall is some, but it must be one of none, light, heavy",
+        ),
+        (["sim", "double", "--seed", "-4"], "--seed is -4, but it must be from 0 to"),
+        (["sim", "double", "--seed", "x"], "Invalid value for '--seed'"),
+        (["sim", "double", "--set", "m"], "--set is m, but it must be NAME=VALUE"),
+        (["sim", "double", "--set", "m=65"], "m is 65, but it must be from 1 to 64"),
+        (["sim", "double", "--set", "m=two"], "m is two, but it must be a whole number"),
+        (["sim", "double", "--set", "act=fp3"], "act is fp3, but it must be one of bf16, mxfp4"),
+        (["sim", "double", "--set", "q=1"], "--set is q, but kernel double takes m, act"),
+        (["sim", "double", "--set", "m=13"], "m is 13, but 13 rows do not fit; choose fewer"),
+        (["sim", "double", "--waves", "x.vcd"], "--waves is x.vcd, but it must be a .fst file"),
+        (
+            ["sim", "double", "--json", "/no/such/x.json"],
+            "--json is /no/such/x.json, but it cannot be written",
+        ),
+        (["sim"], "Missing argument"),
+        (["simulate"], "No such command"),
+        (["verilog", "engine", "-o", "x"], "BLOCK is engine, but it must be one of"),
+        (
+            ["verilog", "router", "-o", "/proc/no/such"],
+            "-o is /proc/no/such, but it cannot be written",
+        ),
+        (["throughput", "llama"], "MODEL is llama, but it must be one of"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
 def test_bad_input_is_one_line(jalapeno, arguments, message):
     code, _, err = jalapeno(*arguments)
     assert code == 2 and message in err
@@ -125,14 +184,18 @@ def test_verilog_is_the_same_twice(jalapeno, tmp_path):
         assert code == 0 and "files" in out
     names = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert {"router.v", "router.json", "waivers.vlt"} <= set(names)
-    assert all((tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names)
+    assert all(
+        (tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names
+    )
 
 
 @pytest.fixture
 def suite(monkeypatch, tmp_path):
     def write(*counts):
-        entries = [{"kernel": "double", "config": "tiny", "settings": {"m": i + 1}, "cycles": c}
-                   for i, c in enumerate(counts)]
+        entries = [
+            {"kernel": "double", "config": "tiny", "settings": {"m": i + 1}, "cycles": c}
+            for i, c in enumerate(counts)
+        ]
         file.write_text(json.dumps(entries))
         return file
 
@@ -143,14 +206,18 @@ def suite(monkeypatch, tmp_path):
     return write
 
 
-@pytest.mark.parametrize("counts, arguments, code", [
-    ([1001, 1002], [], 0),
-    ([1001, 900], [], 1),  # rose
-    ([1001, 2000], [], 1),  # fell, and is not recorded
-    ([1001, 2000], ["--update"], 0),
-    ([1001, 900], ["--update"], 1),
-    ([1001, None], [], 1),
-    ([], [], 1)])
+@pytest.mark.parametrize(
+    "counts, arguments, code",
+    [
+        ([1001, 1002], [], 0),
+        ([1001, 900], [], 1),  # rose
+        ([1001, 2000], [], 1),  # fell, and is not recorded
+        ([1001, 2000], ["--update"], 0),
+        ([1001, 900], ["--update"], 1),
+        ([1001, None], [], 1),
+        ([], [], 1),
+    ],
+)
 def test_cycles_check(jalapeno, suite, counts, arguments, code):
     suite(*counts)
     assert jalapeno("cycles", "--check", *arguments)[0] == code
@@ -169,7 +236,10 @@ def test_cycles_update_is_recorded(jalapeno, suite):
     assert jalapeno("cycles", "--update")[0] == 0
     assert [r.cycles for r in cycles.load()] == [1001, 1002]
     assert jalapeno("cycles", "--check", "--json", file.with_name("out.json"))[0] == 0
-    assert [row["new"] for row in json.loads(file.with_name("out.json").read_text())] == [1001, 1002]
+    assert [row["new"] for row in json.loads(file.with_name("out.json").read_text())] == [
+        1001,
+        1002,
+    ]
 
 
 def test_cycles_of_a_wrong_kernel_are_not_compared(jalapeno, suite, monkeypatch):

@@ -22,10 +22,27 @@ from tests.noc_bench import LINE_MASK, CommandDriver, MemoryModel, run_cycles
 CONFIG = preset("tiny").tile
 LINES = CONFIG.sram_lines
 OPERANDS = [(op.name, op.width) for op in COLLECTIVE.operands]
-SPECIAL = np.array([
-    0x00000000, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001,
-    0xFFC12345, 0x00000001, 0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x33800000,
-], np.uint32)
+SPECIAL = np.array(
+    [
+        0x00000000,
+        0x80000000,
+        0x3F800000,
+        0xBF800000,
+        0x7F800000,
+        0xFF800000,
+        0x7FC00000,
+        0x7F800001,
+        0xFFC12345,
+        0x00000001,
+        0x80000001,
+        0x007FFFFF,
+        0x00800000,
+        0x7F7FFFFF,
+        0xFF7FFFFF,
+        0x33800000,
+    ],
+    np.uint32,
+)
 
 
 class Mesh(wiring.Component):
@@ -34,10 +51,12 @@ class Mesh(wiring.Component):
     def __init__(self, config: TileConfig, mesh_x: int, mesh_y: int):
         self.config, self.mesh_x, self.mesh_y = config, mesh_x, mesh_y
         tiles = mesh_x * mesh_y
-        super().__init__({
-            "control": Out(EngineControl(COLLECTIVE)).array(tiles),
-            "memory": Out(SramClient(1)).array(tiles),
-        })
+        super().__init__(
+            {
+                "control": Out(EngineControl(COLLECTIVE)).array(tiles),
+                "memory": Out(SramClient(1)).array(tiles),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -58,14 +77,21 @@ class Bench:
         self.rng = np.random.default_rng(seed)
         self.mesh_x, self.mesh_y, self.tiles = mesh_x, mesh_y, mesh_x * mesh_y
         self.bench = FlatBench(Mesh(CONFIG, mesh_x, mesh_y))
-        self.memories = [MemoryModel(self.bench, [f"memory__{t}"], LINES, self.rng, rate)
-                         for t in range(self.tiles)]
-        self.drivers = [CommandDriver(self.bench, f"control__{t}", OPERANDS, self.rng, starts)
-                        for t in range(self.tiles)]
+        self.memories = [
+            MemoryModel(self.bench, [f"memory__{t}"], LINES, self.rng, rate)
+            for t in range(self.tiles)
+        ]
+        self.drivers = [
+            CommandDriver(self.bench, f"control__{t}", OPERANDS, self.rng, starts)
+            for t in range(self.tiles)
+        ]
 
     def run(self, limit: int) -> None:
-        self.bench.run(lambda b: run_cycles(
-            b, [*self.memories, *self.drivers], lambda: all(d.idle for d in self.drivers), limit))
+        self.bench.run(
+            lambda b: run_cycles(
+                b, [*self.memories, *self.drivers], lambda: all(d.idle for d in self.drivers), limit
+            )
+        )
 
     def read(self, t: int, line: int, lines: int) -> np.ndarray:
         words = [self.memories[t].lines[line + i] & LINE_MASK for i in range(lines)]
@@ -74,14 +100,17 @@ class Bench:
     def write(self, t: int, line: int, values: np.ndarray) -> None:
         for i, four in enumerate(values.reshape(-1, 4)):
             scale = self.memories[t].lines[line + i] & ~LINE_MASK
-            self.memories[t].lines[line + i] = scale | sum(int(v) << 32 * k
-                                                           for k, v in enumerate(four))
+            self.memories[t].lines[line + i] = scale | sum(
+                int(v) << 32 * k for k, v in enumerate(four)
+            )
 
 
 def values(rng: np.random.Generator, count: int) -> np.ndarray:
     """Bit patterns: close in size so that sums round, any at all, and special ones."""
-    near = fp32.bits(rng.normal(size=count).astype(np.float32)
-                     * np.float32(2.0) ** rng.integers(-12, 12, count).astype(np.float32))
+    near = fp32.bits(
+        rng.normal(size=count).astype(np.float32)
+        * np.float32(2.0) ** rng.integers(-12, 12, count).astype(np.float32)
+    )
     wild = rng.integers(0, 1 << 32, count, dtype=np.uint32)
     kind = rng.random(count)
     return np.where(kind < 0.6, near, np.where(kind < 0.8, wild, rng.choice(SPECIAL, count)))
@@ -117,9 +146,16 @@ def check(mesh_x: int, mesh_y: int, operations: list, seed: int, rate: float, st
         results = golden(parts.reshape(mesh_y, mesh_x, -1), op, scope, root)
         for t in range(bench.tiles):
             bench.write(t, source, parts[t])
-            bench.drivers[t].waiting.append({
-                "src_addr": 16 * source, "dst_addr": 16 * target, "lines": lines, "op": op,
-                "scope": scope, "root": root})
+            bench.drivers[t].waiting.append(
+                {
+                    "src_addr": 16 * source,
+                    "dst_addr": 16 * target,
+                    "lines": lines,
+                    "op": op,
+                    "scope": scope,
+                    "root": root,
+                }
+            )
         expected.append((target, lines, results.reshape(bench.tiles, -1)))
     before = [list(m.lines) for m in bench.memories]
     bench.run(400 * len(operations) + 40 * sum(n for _, _, n in operations))
@@ -138,10 +174,19 @@ def check(mesh_x: int, mesh_y: int, operations: list, seed: int, rate: float, st
 ALL = [(op, scope) for op in CollectiveOp for scope in Scope]
 
 
-@pytest.mark.parametrize("mesh, rate, starts", [
-    ((2, 2), 1.0, 1.0), ((3, 2), 0.5, 0.05), ((1, 3), 0.7, 0.2), ((3, 1), 1.0, 0.1),
-    ((1, 1), 0.5, 1.0), pytest.param((3, 2), 1.0, 1.0, marks=pytest.mark.slow),
-    pytest.param((2, 2), 0.4, 0.05, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "mesh, rate, starts",
+    [
+        ((2, 2), 1.0, 1.0),
+        ((3, 2), 0.5, 0.05),
+        ((1, 3), 0.7, 0.2),
+        ((3, 1), 1.0, 0.1),
+        ((1, 1), 0.5, 1.0),
+        pytest.param((3, 2), 1.0, 1.0, marks=pytest.mark.slow),
+        pytest.param((2, 2), 0.4, 0.05, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_all_operations_back_to_back(mesh, rate, starts):
     seed = int(np.random.default_rng().integers(1 << 32))
     rng = np.random.default_rng(seed)
@@ -151,38 +196,69 @@ def test_all_operations_back_to_back(mesh, rate, starts):
 
 def test_4x4_sum_and_broadcast():
     seed = int(np.random.default_rng().integers(1 << 32))
-    check(4, 4, [(CollectiveOp.ALLREDUCE_SUM, Scope.MESH, 2),
-                 (CollectiveOp.BROADCAST, Scope.COLUMN, 1)], seed, 0.8, 0.2)
+    check(
+        4,
+        4,
+        [(CollectiveOp.ALLREDUCE_SUM, Scope.MESH, 2), (CollectiveOp.BROADCAST, Scope.COLUMN, 1)],
+        seed,
+        0.8,
+        0.2,
+    )
 
 
 @pytest.mark.slow
 def test_4x4_all_operations():
     seed = int(np.random.default_rng().integers(1 << 32))
     rng = np.random.default_rng(seed)
-    check(4, 4, [(*ALL[i], int(rng.choice([1, 4, 9]))) for i in rng.permutation(len(ALL))],
-          seed, 0.6, 0.1)
+    check(
+        4,
+        4,
+        [(*ALL[i], int(rng.choice([1, 4, 9]))) for i in rng.permutation(len(ALL))],
+        seed,
+        0.6,
+        0.1,
+    )
 
 
 def test_a_line_takes_two_cycles_of_the_sram():
     bench = Bench(2, 1, 0)
     for driver in bench.drivers:
-        driver.waiting.append({"src_addr": 0, "dst_addr": 0, "lines": 100,
-                               "op": CollectiveOp.ALLREDUCE_SUM, "scope": Scope.MESH})
+        driver.waiting.append(
+            {
+                "src_addr": 0,
+                "dst_addr": 0,
+                "lines": 100,
+                "op": CollectiveOp.ALLREDUCE_SUM,
+                "scope": Scope.MESH,
+            }
+        )
     bench.run(300)
     assert max(d.cycles[0] for d in bench.drivers) < 2 * 100 + 30
 
 
 WRONG = [
-    {"op": 3}, {"scope": 3}, {"lines": 0}, {"src_addr": 8}, {"dst_addr": 1},
-    {"op": CollectiveOp.BROADCAST, "root": 4}, {"op": CollectiveOp.BROADCAST, "root": 255},
+    {"op": 3},
+    {"scope": 3},
+    {"lines": 0},
+    {"src_addr": 8},
+    {"dst_addr": 1},
+    {"op": CollectiveOp.BROADCAST, "root": 4},
+    {"op": CollectiveOp.BROADCAST, "root": 255},
     {"op": CollectiveOp.BROADCAST, "scope": Scope.ROW, "root": 2},
-    {"op": CollectiveOp.BROADCAST, "scope": Scope.COLUMN, "root": 2}]
+    {"op": CollectiveOp.BROADCAST, "scope": Scope.COLUMN, "root": 2},
+]
 
 
 def test_illegal_commands():
     bench = Bench(2, 2, 3)
-    good = {"src_addr": 0, "dst_addr": 64, "lines": 2, "op": CollectiveOp.ALLREDUCE_SUM,
-            "scope": Scope.MESH, "root": 0}
+    good = {
+        "src_addr": 0,
+        "dst_addr": 64,
+        "lines": 2,
+        "op": CollectiveOp.ALLREDUCE_SUM,
+        "scope": Scope.MESH,
+        "root": 0,
+    }
     parts = np.stack([bench.read(t, 0, 2) for t in range(4)])
     for driver in bench.drivers:
         driver.waiting += [*(good | wrong for wrong in WRONG), good]
@@ -200,12 +276,18 @@ def test_bad_ranges_do_not_hang_the_others():
     parts = np.stack([values(bench.rng, 4 * lines) for _ in range(4)])
     for t in range(4):
         bench.write(t, 0, parts[t])
-        good = {"src_addr": 0, "dst_addr": 16 * 8, "lines": lines,
-                "op": CollectiveOp.ALLREDUCE_SUM, "scope": Scope.MESH}
+        good = {
+            "src_addr": 0,
+            "dst_addr": 16 * 8,
+            "lines": lines,
+            "op": CollectiveOp.ALLREDUCE_SUM,
+            "scope": Scope.MESH,
+        }
         bench.drivers[t].waiting += [
             good | ({"src_addr": 16 * (LINES - 2)} if t == 1 else {}),
             good | {"dst_addr": 16 * (LINES - 2) if t == 1 else 16 * 16},
-            good | {"dst_addr": (1 << 32) - 16 if t == 1 else 16 * 24}]
+            good | {"dst_addr": (1 << 32) - 16 if t == 1 else 16 * 24},
+        ]
     bench.run(800)
     with_zeros = parts.copy()
     with_zeros[1] = 0

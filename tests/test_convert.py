@@ -23,15 +23,20 @@ class FixedFormat(wiring.Component):
 
     def __init__(self, fmt: Format):
         self.fmt = fmt
-        super().__init__({
-            "enable": In(1), "x": In(32), "scale": In(8), "blank": In(1), "code": Out(8)})
+        super().__init__(
+            {"enable": In(1), "x": In(32), "scale": In(8), "blank": In(1), "code": Out(8)}
+        )
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.encode = encode = VectorEncode()
         m.d.comb += [
-            encode.enable.eq(self.enable), encode.format.eq(self.fmt), encode.x.eq(self.x),
-            encode.scale.eq(self.scale), encode.blank.eq(self.blank), self.code.eq(encode.code),
+            encode.enable.eq(self.enable),
+            encode.format.eq(self.fmt),
+            encode.x.eq(self.x),
+            encode.scale.eq(self.scale),
+            encode.blank.eq(self.blank),
+            self.code.eq(encode.code),
         ]
         return m
 
@@ -44,12 +49,17 @@ def ids(fmt: Format) -> str:
 def test_decode_mx(fmt):
     """Every code, under scales at every edge of FP32."""
     codes = np.arange(1 << SPECS[fmt].bits, dtype=np.uint32)
-    scales = np.array([0, 1, 2, 7, 8, 15, 16, 17, 126, 127, 128, 238, 240, 246, 252, 253, 254,
-                       SCALE_NAN], np.uint8)
+    scales = np.array(
+        [0, 1, 2, 7, 8, 15, 16, 17, 126, 127, 128, 238, 240, 246, 252, 253, 254, SCALE_NAN],
+        np.uint8,
+    )
     code, scale = (v.ravel() for v in np.meshgrid(codes, scales))
     dirt = np.uint32(0xA5A5A5A5) << np.uint32(SPECS[fmt].bits)
-    got = run_pipeline(VectorDecode(), {
-        "format": np.full(code.shape, int(fmt)), "code": code | dirt, "scale": scale}, ["value"])
+    got = run_pipeline(
+        VectorDecode(),
+        {"format": np.full(code.shape, int(fmt)), "code": code | dirt, "scale": scale},
+        ["value"],
+    )
     expected = fp32.bits(load(code[:, None], fmt, scale[:, None]))[:, 0]
     assert len(expected) == len(codes) * len(scales)
     np.testing.assert_array_equal(got["value"], expected)
@@ -61,13 +71,22 @@ def test_decode_plain(fmt):
     bits = SPECS[fmt].storage_bits
     exponents = np.arange(512, dtype=np.uint64) << np.uint64(bits - 9)  # with the sign
     mantissas = np.array([0, 1, 1 << (bits - 10), (1 << (bits - 9)) - 1], np.uint64)
-    codes = np.concatenate([
-        (exponents[:, None] | mantissas).ravel(), rng.integers(0, 1 << bits, 2000, np.uint64)])
-    got = run_pipeline(VectorDecode(), {
-        "format": np.full(codes.shape, int(fmt)),
-        "code": codes | (rng.integers(0, 1 << 32, len(codes), np.uint64) << np.uint64(bits)
-                         & np.uint64(0xFFFFFFFF)),
-        "scale": rng.integers(0, 256, len(codes))}, ["value"])
+    codes = np.concatenate(
+        [(exponents[:, None] | mantissas).ravel(), rng.integers(0, 1 << bits, 2000, np.uint64)]
+    )
+    got = run_pipeline(
+        VectorDecode(),
+        {
+            "format": np.full(codes.shape, int(fmt)),
+            "code": codes
+            | (
+                rng.integers(0, 1 << 32, len(codes), np.uint64) << np.uint64(bits)
+                & np.uint64(0xFFFFFFFF)
+            ),
+            "scale": rng.integers(0, 256, len(codes)),
+        },
+        ["value"],
+    )
     np.testing.assert_array_equal(got["value"], fp32.bits(load(codes.astype(np.uint32), fmt)))
 
 
@@ -81,8 +100,11 @@ def blocks(rng: np.random.Generator, count: int) -> np.ndarray:
     close = values & np.uint32(0x807FFFFF) | field << np.uint32(23)
     values = np.where((kind >= 2)[:, None], close, values)
     # Few bits in the mantissa: ties.
-    values = np.where((kind >= 5)[:, None] & (rng.random(values.shape) < 0.8),
-                      values & np.uint32(0xFFF80000), values)
+    values = np.where(
+        (kind >= 5)[:, None] & (rng.random(values.shape) < 0.8),
+        values & np.uint32(0xFFF80000),
+        values,
+    )
     values = np.where((kind == 1)[:, None], values & np.uint32(0x80FFFFFF), values)
     values = np.where(rng.random(values.shape) < 0.05, values & np.uint32(0x80000000), values)
     blank = rng.random(count) < 0.05
@@ -100,9 +122,16 @@ def test_encode(fmt):
     zero = ((patterns & 0x7FFFFFFF) == 0).all(axis=1)
     blank = ~finite | zero
     assert blank.any() and len(np.unique(codes)) > 0.8 * (1 << SPECS[fmt].bits)
-    got = run_pipeline(VectorEncode(), {
-        "format": np.full(patterns.size, int(fmt)), "x": patterns.ravel(),
-        "scale": np.repeat(scales.ravel(), BLOCK), "blank": np.repeat(blank, BLOCK)}, ["code"])
+    got = run_pipeline(
+        VectorEncode(),
+        {
+            "format": np.full(patterns.size, int(fmt)),
+            "x": patterns.ravel(),
+            "scale": np.repeat(scales.ravel(), BLOCK),
+            "blank": np.repeat(blank, BLOCK),
+        },
+        ["code"],
+    )
     np.testing.assert_array_equal(got["code"], codes.ravel())
 
 
@@ -111,16 +140,29 @@ def test_stalls():
     rng = np.random.default_rng(3)
     fmt = Format.MXFP8_E4M3
     code, scale = rng.integers(0, 256, 300), rng.integers(0, 256, 300).astype(np.uint8)
-    got = run_pipeline(VectorDecode(), {
-        "format": np.full(300, int(fmt)), "code": code, "scale": scale}, ["value"], seed=4)
+    got = run_pipeline(
+        VectorDecode(),
+        {"format": np.full(300, int(fmt)), "code": code, "scale": scale},
+        ["value"],
+        seed=4,
+    )
     np.testing.assert_array_equal(
-        got["value"], fp32.bits(load(code[:, None], fmt, scale[:, None]))[:, 0])
+        got["value"], fp32.bits(load(code[:, None], fmt, scale[:, None]))[:, 0]
+    )
     patterns = blocks(rng, 10)
     codes, scales = quantise(fp32.from_bits(patterns), fmt)
     assert scales is not None
-    blank = (((patterns >> 23 & 0xFF) == 0xFF).any(axis=1)
-             | ((patterns & 0x7FFFFFFF) == 0).all(axis=1))
-    got = run_pipeline(FixedFormat(fmt), {
-        "x": patterns.ravel(), "scale": np.repeat(scales.ravel(), BLOCK),
-        "blank": np.repeat(blank, BLOCK)}, ["code"], seed=5)
+    blank = ((patterns >> 23 & 0xFF) == 0xFF).any(axis=1) | ((patterns & 0x7FFFFFFF) == 0).all(
+        axis=1
+    )
+    got = run_pipeline(
+        FixedFormat(fmt),
+        {
+            "x": patterns.ravel(),
+            "scale": np.repeat(scales.ravel(), BLOCK),
+            "blank": np.repeat(blank, BLOCK),
+        },
+        ["code"],
+        seed=5,
+    )
     np.testing.assert_array_equal(got["code"], codes.ravel())

@@ -13,10 +13,14 @@ def test_the_table_covers_every_kernel():
     assert all(record.cycles for record in RECORDS)
 
 
-@pytest.mark.parametrize("record", [
-    pytest.param(record, marks=pytest.mark.slow if record.config == "small" else ())
-    for record in RECORDS
-], ids=lambda r: f"{r.kernel}-{r.config}-{'-'.join(map(str, r.settings.values()))}")
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(record, marks=pytest.mark.slow if record.config == "small" else ())
+        for record in RECORDS
+    ],
+    ids=lambda r: f"{r.kernel}-{r.config}-{'-'.join(map(str, r.settings.values()))}",
+)
 def test_cycles_are_as_recorded(record):
     (comparison,) = cycles.measure([record], lambda _: None)
     assert not comparison.changed, comparison.row()

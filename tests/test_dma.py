@@ -34,6 +34,7 @@ def simulate(config, seed, process, **world):
 
     async def testbench(ctx):
         await process(ctx, memories)
+
     sim.add_testbench(testbench)
     sim.run()
     return memories
@@ -58,9 +59,15 @@ def random_dma(rng, config, direction):
     hbm_addr = 16 * int(rng.integers(0, (config.hbm_bytes - (rows * hbm_stride)) // 16 + 1))
     local = int(rng.integers(0, limit - rows * local_stride + 1))
     return dict(
-        hbm_addr=hbm_addr, hbm_stride=hbm_stride, lines=lines, rows=rows, direction=int(direction),
+        hbm_addr=hbm_addr,
+        hbm_stride=hbm_stride,
+        lines=lines,
+        rows=rows,
+        direction=int(direction),
         local_addr=local if direction == Direction.HBM_TO_KV else 16 * local,
-        local_stride=local_stride, scaled=scaled)
+        local_stride=local_stride,
+        scaled=scaled,
+    )
 
 
 def apply_dma(world, hbm, sram, kv, command):
@@ -77,7 +84,8 @@ def apply_dma(world, hbm, sram, kv, command):
         else:
             need = stream_bytes(c["lines"], bool(c["scaled"]))
             lines, scales = unpack_lines(
-                hbm[address : address + need].tobytes(), c["lines"], bool(c["scaled"]))
+                hbm[address : address + need].tobytes(), c["lines"], bool(c["scaled"])
+            )
             target[0][line : line + c["lines"]] = lines
             target[1][line : line + c["lines"]] = scales
 
@@ -131,6 +139,7 @@ def test_stream_order(config, stall):
                 at = slice(row * cols, (row + 1) * cols)
                 assert np.array_equal(world.kv[slot : slot + cols], lines[at]), index
                 assert np.array_equal(world.kv_scales[slot : slot + cols], scales[at]), index
+
         check(0, ring)
         assert len(world.done["stream"]) == 2
         world.take_after = 0
@@ -145,12 +154,22 @@ def test_stream_order(config, stall):
 
 def test_stream_does_not_block_dma():
     """With the ring full and more rows asked for, the DMA still runs, and the other way round."""
+
     async def process(ctx, world):
         world.take_after = TINY.stream_rows
         world.issue("stream", hbm_addr=0, rows=200, scaled=0)
         await ctx.tick().repeat(1200)
-        world.issue("dma", hbm_addr=0x100, hbm_stride=0, local_addr=0, local_stride=0, lines=300,
-                    rows=1, direction=0, scaled=1)
+        world.issue(
+            "dma",
+            hbm_addr=0x100,
+            hbm_stride=0,
+            local_addr=0,
+            local_stride=0,
+            lines=300,
+            rows=1,
+            direction=0,
+            scaled=1,
+        )
         await world.finished(ctx, "dma", 1, limit=1000)
         assert np.array_equal(world.sram[:300], lines_of(world, 0x100, 300, True)[0])
         world.take_after = 0
@@ -164,22 +183,38 @@ def test_stream_does_not_block_dma():
 def test_refused(config):
     """Illegal commands and addresses out of range have no effect; the next command works."""
     top, kv_top = config.hbm_bytes, config.stream_base * config.cols
-    good = dict(hbm_addr=0x20, hbm_stride=0x40, local_addr=0x30, local_stride=4, lines=2, rows=2,
-                direction=0, scaled=0)
+    good = dict(
+        hbm_addr=0x20,
+        hbm_stride=0x40,
+        local_addr=0x30,
+        local_stride=4,
+        lines=2,
+        rows=2,
+        direction=0,
+        scaled=0,
+    )
     last = dict(good, hbm_addr=top - 0x60, local_addr=config.sram_bytes - 0x60)
     illegal, beyond = Status.ILLEGAL_COMMAND, Status.ADDRESS_RANGE
     cases = [
-        (dict(good, lines=0), illegal), (dict(good, rows=0), illegal),
-        (dict(good, direction=3), illegal), (dict(good, direction=1, scaled=1), illegal),
-        (dict(good, hbm_addr=0x28), illegal), (dict(good, hbm_stride=0x48), illegal),
-        (dict(good, local_addr=0x38), illegal), (last, Status.RUNNING),
-        (dict(last, hbm_addr=top - 0x50), beyond), (dict(last, rows=3), beyond),
+        (dict(good, lines=0), illegal),
+        (dict(good, rows=0), illegal),
+        (dict(good, direction=3), illegal),
+        (dict(good, direction=1, scaled=1), illegal),
+        (dict(good, hbm_addr=0x28), illegal),
+        (dict(good, hbm_stride=0x48), illegal),
+        (dict(good, local_addr=0x38), illegal),
+        (last, Status.RUNNING),
+        (dict(last, hbm_addr=top - 0x50), beyond),
+        (dict(last, rows=3), beyond),
         (dict(last, local_addr=config.sram_bytes - 0x50), beyond),
-        (dict(last, scaled=1), beyond), (dict(good, direction=2, local_addr=kv_top - 5), beyond),
+        (dict(last, scaled=1), beyond),
+        (dict(good, direction=2, local_addr=kv_top - 5), beyond),
         (dict(good, direction=2, local_addr=kv_top - 6), Status.RUNNING),
-        (dict(good, hbm_addr=0xFFFFFFF0), beyond), (dict(good, local_addr=0xFFFFFFF0), beyond),
+        (dict(good, hbm_addr=0xFFFFFFF0), beyond),
+        (dict(good, local_addr=0xFFFFFFF0), beyond),
         (dict(good, hbm_stride=0xFFFFFFF0, rows=0xFFFF), beyond),
-        (dict(good, local_stride=0xFFFFFF, rows=0xFFFF), beyond), (good, Status.RUNNING),
+        (dict(good, local_stride=0xFFFFFF, rows=0xFFFF), beyond),
+        (good, Status.RUNNING),
     ]
     streams = [
         (dict(hbm_addr=0, rows=0, scaled=0), illegal),
@@ -209,13 +244,20 @@ def test_refused(config):
 @pytest.mark.parametrize("config", [TINY, CONFIGS["2x128"]], ids=["16", "2x128"])
 def test_hbm_errors(config):
     """An error response is told by the command it belongs to, and by no other."""
+
     async def process(ctx, world):
         plain = dict(hbm_stride=0, local_addr=0, local_stride=0, lines=20, rows=1, scaled=0)
         good, bad = Status.RUNNING, Status.HBM_ERROR
         expected = []
         for address, direction, status in (
-                (0x0, 0, good), (0x4000, 0, bad), (0x2000, 0, good), (0x4000, 1, bad),
-                (0x2000, 1, good), (0x4000, 2, bad), (0x1000, 2, good)):
+            (0x0, 0, good),
+            (0x4000, 0, bad),
+            (0x2000, 0, good),
+            (0x4000, 1, bad),
+            (0x2000, 1, good),
+            (0x4000, 2, bad),
+            (0x1000, 2, good),
+        ):
             world.issue("dma", hbm_addr=address, direction=direction, **plain)
             expected.append(status)
         for address in (0, 0x4000, 0):

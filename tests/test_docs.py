@@ -128,14 +128,16 @@ def test_presets_are_as_configured():
 def test_status_codes_are_listed():
     found = rows(section(named("programming.md"), "Status"))
     assert {(int(code), name.strip("`")) for code, name, _ in found} == {
-        (s.value, s.name) for s in isa.Status}
+        (s.value, s.name) for s in isa.Status
+    }
 
 
 def test_host_map_is_as_built():
     text = named("programming.md")
     found = rows(section(text, "Host map"))
     assert {(int(code), name.strip("`")) for code, name, _ in found[:4]} == {
-        (r.value, r.name) for r in host_adapter.Region}
+        (r.value, r.name) for r in host_adapter.Region
+    }
     assert f"line {host_adapter.COUNTER_LINE} + 4 * engine" in text
     assert f"line {host_adapter.SEMAPHORE_LINE} + semaphore" in text
 
@@ -149,14 +151,20 @@ def test_facts_have_classes():
 
 
 def test_facts_hold_the_published_figures():
-    table = {cells[0]: cells[1:4] for cells in rows(section(named("facts.md"), "Published results"))}
+    table = {
+        cells[0]: cells[1:4] for cells in rows(section(named("facts.md"), "Published results"))
+    }
     models = list(tomllib.loads(DATA.read_text(encoding="utf-8")).values())
     for title, value in (
-            ("least time between tokens", lambda m: f"{m['time_between_tokens']['value']:.2f} ms"),
-            ("tok/s/user at that point", lambda m: f"{m['user_rate']['value']:,}"),
-            ("end-to-end latency", lambda m: f"{m['end_to_end']['value']:.2f} s"),
-            ("peak input + output tok/s/kW, by rated power", lambda m: f"{m['power_rate']['value']:,}"),
-            ("rival", lambda m: m["rival"]["name"]),
-            ("rival: least time between tokens", lambda m: f"{m['rival']['time_between_tokens']:.2f} ms"),
-            ("rival: peak tok/s/kW", lambda m: f"{m['rival']['power_rate']:,}")):
+        ("least time between tokens", lambda m: f"{m['time_between_tokens']['value']:.2f} ms"),
+        ("tok/s/user at that point", lambda m: f"{m['user_rate']['value']:,}"),
+        ("end-to-end latency", lambda m: f"{m['end_to_end']['value']:.2f} s"),
+        ("peak input + output tok/s/kW, by rated power", lambda m: f"{m['power_rate']['value']:,}"),
+        ("rival", lambda m: m["rival"]["name"]),
+        (
+            "rival: least time between tokens",
+            lambda m: f"{m['rival']['time_between_tokens']:.2f} ms",
+        ),
+        ("rival: peak tok/s/kW", lambda m: f"{m['rival']['power_rate']:,}"),
+    ):
         assert table[title] == [value(m) for m in models]

@@ -73,27 +73,33 @@ def test_encoding_of_scalars_and_labels():
     assert p.assemble()[0].tolist() == [1, 4, 0x3F80_0000, 0]
 
 
-@pytest.mark.parametrize("act,message", [
-    (lambda p: p.topk(sale=1), "TOPK: operand must be one of score_addr, .*, not 'sale'"),
-    (lambda p: p.topk(k=256), "TOPK: k must be from 0 to 255, not 256"),
-    (lambda p: p.topk(k=-1), "TOPK: k must be from 0 to 255, not -1"),
-    (lambda p: p.topk(score_addr=1.0), "TOPK: score_addr must be an integer or a register"),
-    (lambda p: p.vector(a_stride=Reg(1)), "VECTOR: a_stride must be a constant, not r1"),
-    (lambda p: p.topk(score_addr=Reg(1) + (1 << 26)), "TOPK: offset of score_addr must be from"),
-    (lambda p: p.topk(wait=(1, 2, 3)), "TOPK: wait must name at most 2 semaphores, not 3"),
-    (lambda p: p.topk(post=32), "TOPK: post must name semaphores from 0 to 31, not 32"),
-    (lambda p: p.add(ZERO, ZERO, imm=1 << 32), "ADD: imm must be from"),
-    (lambda p: p.wait(32), "WAIT must name semaphores"),
-    (lambda p: (p.label("a"), p.label("a")), "label must be new, not 'a'"),
-    (lambda p: (p.jump("a"), p.assemble()), "label must be one of"),
-    (lambda p: [p.reg(str(i)) for i in range(32)], "registers must be at most 31"),
-    (lambda p: [p.semaphore(str(i)) for i in range(25)], "semaphores must be at most 24"),
-    (lambda p: [p.remote_semaphore(str(i)) for i in range(9)], "remote semaphores must be at"),
-    (lambda p: (p.semaphore("s"), p.remote_semaphore("s")), "not be both local and remote"),
-    (lambda p: p.loop(Reg(1), 0).__enter__(), "count must be from 1"),
-    (lambda p: p.raw([1, 2, 3]), "words must be 4 words"),
-    (lambda p: Reg(32), "register must be from 0 to 31, not 32"),
-])
+@pytest.mark.parametrize(
+    "act,message",
+    [
+        (lambda p: p.topk(sale=1), "TOPK: operand must be one of score_addr, .*, not 'sale'"),
+        (lambda p: p.topk(k=256), "TOPK: k must be from 0 to 255, not 256"),
+        (lambda p: p.topk(k=-1), "TOPK: k must be from 0 to 255, not -1"),
+        (lambda p: p.topk(score_addr=1.0), "TOPK: score_addr must be an integer or a register"),
+        (lambda p: p.vector(a_stride=Reg(1)), "VECTOR: a_stride must be a constant, not r1"),
+        (
+            lambda p: p.topk(score_addr=Reg(1) + (1 << 26)),
+            "TOPK: offset of score_addr must be from",
+        ),
+        (lambda p: p.topk(wait=(1, 2, 3)), "TOPK: wait must name at most 2 semaphores, not 3"),
+        (lambda p: p.topk(post=32), "TOPK: post must name semaphores from 0 to 31, not 32"),
+        (lambda p: p.add(ZERO, ZERO, imm=1 << 32), "ADD: imm must be from"),
+        (lambda p: p.wait(32), "WAIT must name semaphores"),
+        (lambda p: (p.label("a"), p.label("a")), "label must be new, not 'a'"),
+        (lambda p: (p.jump("a"), p.assemble()), "label must be one of"),
+        (lambda p: [p.reg(str(i)) for i in range(32)], "registers must be at most 31"),
+        (lambda p: [p.semaphore(str(i)) for i in range(25)], "semaphores must be at most 24"),
+        (lambda p: [p.remote_semaphore(str(i)) for i in range(9)], "remote semaphores must be at"),
+        (lambda p: (p.semaphore("s"), p.remote_semaphore("s")), "not be both local and remote"),
+        (lambda p: p.loop(Reg(1), 0).__enter__(), "count must be from 1"),
+        (lambda p: p.raw([1, 2, 3]), "words must be 4 words"),
+        (lambda p: Reg(32), "register must be from 0 to 31, not 32"),
+    ],
+)
 def test_errors(act, message):
     with pytest.raises(ValueError, match=message):
         act(Program())
@@ -114,18 +120,27 @@ def random_program(rng) -> Program:
             for op in command.operands:
                 name = "post_" if op.name == "post" else op.name
                 if command.owns_word(op) and rng.random() < 0.3:
-                    values[name] = (Reg(int(rng.integers(32)))
-                                    + int(rng.integers(-(1 << 26), 1 << 26)))
+                    values[name] = Reg(int(rng.integers(32))) + int(
+                        rng.integers(-(1 << 26), 1 << 26)
+                    )
                 elif rng.random() < 0.7:
                     values[name] = int(rng.integers(1 << op.width))
             semaphores = rng.integers(32, size=(2, 2)).tolist()
-            p.command(command, wait=semaphores[0][:rng.integers(3)],
-                      post=semaphores[1][:rng.integers(3)], **values)
+            p.command(
+                command,
+                wait=semaphores[0][: rng.integers(3)],
+                post=semaphores[1][: rng.integers(3)],
+                **values,
+            )
         elif kind < 0.9:
             opcode = isa.Scalar(int(rng.integers(len(isa.Scalar))))
-            p.scalar(opcode, **{
-                f: int(rng.integers(1 << isa.SCALAR_FIELDS[f][2]))
-                for f in isa.SCALAR_USES[opcode]})
+            p.scalar(
+                opcode,
+                **{
+                    f: int(rng.integers(1 << isa.SCALAR_FIELDS[f][2]))
+                    for f in isa.SCALAR_USES[opcode]
+                },
+            )
         else:
             p.raw([int(w) for w in rng.integers(1 << 32, size=4)])
     return p
@@ -153,9 +168,17 @@ def test_disassembly_of_anything():
 
 
 def test_text():
-    beats = assemble_text([
-        "# ring of 4", "add rd=r1 imm=0x10", "again:", "topk score_addr=r1-16 k=4 wait=s1,s2",
-        "wrap rd=r1 rs=r1 imm=4", "bne rs=r1 imm=again  # once more", "halt"])
+    beats = assemble_text(
+        [
+            "# ring of 4",
+            "add rd=r1 imm=0x10",
+            "again:",
+            "topk score_addr=r1-16 k=4 wait=s1,s2",
+            "wrap rd=r1 rs=r1 imm=4",
+            "bne rs=r1 imm=again  # once more",
+            "halt",
+        ]
+    )
     p = Program()
     p.li(Reg(1), 16)
     p.label("again")
@@ -164,8 +187,11 @@ def test_text():
     p.bne(Reg(1), ZERO, "again")
     p.halt()
     assert (beats == p.assemble()).all()
-    for bad, message in (("frob", "line 2: instruction must be"), ("topk k", "line 2: argument"),
-                         ("topk k=999", "line 2: TOPK: k must be"),
-                         ("wait rd=r1", "line 2: WAIT: fields")):
+    for bad, message in (
+        ("frob", "line 2: instruction must be"),
+        ("topk k", "line 2: argument"),
+        ("topk k=999", "line 2: TOPK: k must be"),
+        ("wait rd=r1", "line 2: WAIT: fields"),
+    ):
         with pytest.raises(ValueError, match=message):
             assemble_text(["halt", bad])

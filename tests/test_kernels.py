@@ -21,12 +21,18 @@ def simulate(kernel, config, stall="none", seed=0, **settings):
 
 
 @pytest.mark.parametrize("stall", ["none", "light", "heavy"])
-@pytest.mark.parametrize("shape", [
-    {"m": 1, "n": 1, "k": 1}, {"m": 3, "n": 4, "k": 64}, {"m": 4, "n": 5, "k": 65},
-    {"m": 9, "n": 9, "k": 129, "weights": "hbm"},
-    {"m": 2, "n": 7, "k": 40, "act": "bf16", "weight": "bf16", "weights": "hbm", "out": "fp32"},
-    {"m": 5, "n": 6, "k": 50, "act": "mxint8", "weight": "mxint8", "weights": "hbm"},
-], ids=lambda s: "x".join(str(v) for v in s.values()))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"m": 1, "n": 1, "k": 1},
+        {"m": 3, "n": 4, "k": 64},
+        {"m": 4, "n": 5, "k": 65},
+        {"m": 9, "n": 9, "k": 129, "weights": "hbm"},
+        {"m": 2, "n": 7, "k": 40, "act": "bf16", "weight": "bf16", "weights": "hbm", "out": "fp32"},
+        {"m": 5, "n": 6, "k": 50, "act": "mxint8", "weight": "mxint8", "weights": "hbm"},
+    ],
+    ids=lambda s: "x".join(str(v) for v in s.values()),
+)
 def test_gemm(shape, stall):
     simulate("gemm", "tiny", stall, seed=1, **shape)
 
@@ -37,8 +43,17 @@ FORMATS = ("mxfp4", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp8-e4m3", "mxfp8-e5m2", "mxi
 @pytest.mark.parametrize("act", FORMATS)
 def test_gemm_formats(act):
     for i, weight in enumerate(FORMATS):
-        simulate("gemm", "tiny", seed=2, act=act, weight=weight, m=2 + i % 3, n=6, k=70,
-                 weights="hbm" if i % 2 else "sram")
+        simulate(
+            "gemm",
+            "tiny",
+            seed=2,
+            act=act,
+            weight=weight,
+            m=2 + i % 3,
+            n=6,
+            k=70,
+            weights="hbm" if i % 2 else "sram",
+        )
 
 
 @pytest.mark.parametrize("m", [255, 256, 257])
@@ -47,23 +62,38 @@ def test_gemm_longer_than_the_accumulators(m):
 
 
 @pytest.mark.parametrize("stall", ["none", "heavy"])
-@pytest.mark.parametrize("settings", [
-    {"context": 1}, {"context": 8, "window": 8}, {"context": 7, "window": 8},
-    {"context": 9, "window": 8}, {"context": 41, "window": 20, "kv_heads": 2},
-    {"context": 33, "head_dim": 64, "heads": 8}, {"context": 512, "heads": 2},
-    {"context": 600, "heads": 2},
-], ids=lambda s: "-".join(f"{k}{v}" for k, v in s.items()))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"context": 1},
+        {"context": 8, "window": 8},
+        {"context": 7, "window": 8},
+        {"context": 9, "window": 8},
+        {"context": 41, "window": 20, "kv_heads": 2},
+        {"context": 33, "head_dim": 64, "heads": 8},
+        {"context": 512, "heads": 2},
+        {"context": 600, "heads": 2},
+    ],
+    ids=lambda s: "-".join(f"{k}{v}" for k, v in s.items()),
+)
 def test_attention(settings, stall):
     given = {"heads": 4, "head_dim": 16} | settings
     simulate("attention", "tiny", stall, seed=4, **given)
 
 
 @pytest.mark.parametrize("stall", ["none", "heavy"])
-@pytest.mark.parametrize("settings", [
-    {"tokens": 1, "experts": 1, "top_k": 1}, {"tokens": 3, "experts": 8, "top_k": 4},
-    {"tokens": 1, "hidden": 72, "intermediate": 40}, {"act": "mxfp8-e4m3", "tokens": 1},
-    {"weight": "bf16", "tokens": 1}, {"weight": "mxfp8-e4m3", "tokens": 1},
-], ids=lambda s: "-".join(f"{k}{v}" for k, v in s.items()))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tokens": 1, "experts": 1, "top_k": 1},
+        {"tokens": 3, "experts": 8, "top_k": 4},
+        {"tokens": 1, "hidden": 72, "intermediate": 40},
+        {"act": "mxfp8-e4m3", "tokens": 1},
+        {"weight": "bf16", "tokens": 1},
+        {"weight": "mxfp8-e4m3", "tokens": 1},
+    ],
+    ids=lambda s: "-".join(f"{k}{v}" for k, v in s.items()),
+)
 def test_moe(settings, stall):
     simulate("moe", "tiny", stall, seed=5, **({"hidden": 64, "intermediate": 64} | settings))
 
@@ -75,15 +105,34 @@ def test_layer(stall):
 
 
 def test_layer_of_other_sizes():
-    simulate("layer", "tiny", seed=6, heads=2, kv_heads=1, tokens=3, hidden=40, intermediate=24,
-             experts=4, top_k=3, window=0, context=8)
+    simulate(
+        "layer",
+        "tiny",
+        seed=6,
+        heads=2,
+        kv_heads=1,
+        tokens=3,
+        hidden=40,
+        intermediate=24,
+        experts=4,
+        top_k=3,
+        window=0,
+        context=8,
+    )
 
 
 @pytest.mark.parametrize("stall", ["none", "heavy"])
-@pytest.mark.parametrize("settings", [
-    {"split": "none"}, {"split": "n"}, {"split": "n", "out": "fp32", "n": 29},
-    {"split": "k"}, {"split": "k", "weights": "hbm", "act": "bf16", "weight": "bf16"},
-], ids=lambda s: "-".join(s.values()) if all(isinstance(v, str) for v in s.values()) else "odd")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"split": "none"},
+        {"split": "n"},
+        {"split": "n", "out": "fp32", "n": 29},
+        {"split": "k"},
+        {"split": "k", "weights": "hbm", "act": "bf16", "weight": "bf16"},
+    ],
+    ids=lambda s: "-".join(s.values()) if all(isinstance(v, str) for v in s.values()) else "odd",
+)
 def test_mesh_gemm(settings, stall):
     simulate("gemm", "mesh4", stall, seed=7, **({"m": 5, "n": 36, "k": 150} | settings))
 
@@ -94,13 +143,21 @@ def test_small_tile(kernel):
     simulate(kernel, "small")
 
 
-@pytest.mark.parametrize(("kernel", "config", "settings"), [
-    ("gemm", "tiny", {"m": 600, "n": 600, "k": 64}), ("gemm", "tiny", {"split": "n"}),
-    ("gemm", "mesh4", {"split": "n", "n": 3}), ("gemm", "tiny", {"n": 4000, "k": 4000}),
-    ("attention", "tiny", {"heads": 3, "kv_heads": 2}), ("attention", "tiny", {"head_dim": 12}),
-    ("attention", "tiny", {"context": 30000}), ("moe", "tiny", {"top_k": 9}),
-    ("moe", "tiny", {"experts": 2, "top_k": 4}), ("layer", "tiny", {"window": 0, "tokens": 20}),
-])
+@pytest.mark.parametrize(
+    ("kernel", "config", "settings"),
+    [
+        ("gemm", "tiny", {"m": 600, "n": 600, "k": 64}),
+        ("gemm", "tiny", {"split": "n"}),
+        ("gemm", "mesh4", {"split": "n", "n": 3}),
+        ("gemm", "tiny", {"n": 4000, "k": 4000}),
+        ("attention", "tiny", {"heads": 3, "kv_heads": 2}),
+        ("attention", "tiny", {"head_dim": 12}),
+        ("attention", "tiny", {"context": 30000}),
+        ("moe", "tiny", {"top_k": 9}),
+        ("moe", "tiny", {"experts": 2, "top_k": 4}),
+        ("layer", "tiny", {"window": 0, "tokens": 20}),
+    ],
+)
 def test_sizes_that_do_not_fit(kernel, config, settings):
     with pytest.raises(InputError):
         simulate(kernel, config, **settings)

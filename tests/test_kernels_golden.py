@@ -49,7 +49,9 @@ def within(found: np.ndarray, reference: np.ndarray, bound: np.ndarray, most: fl
     assert np.all(error <= bound)
     share = bound.max() / largest
     ratio = bound.max() / error.max()
-    print(f"error {error.max():.3g}, bound {bound.max():.3g}: {ratio:.1f} times, {share:.3f} of {largest:.3g}")
+    print(
+        f"error {error.max():.3g}, bound {bound.max():.3g}: {ratio:.1f} times, {share:.3f} of {largest:.3g}"
+    )
     assert error.max() > 0 and share <= most
     return ratio
 
@@ -66,8 +68,12 @@ def near(found: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
 MOST_ATTENTION = 0.05
 
 
-def random_attention(rng: np.random.Generator, heads: int, kv_heads: int, dim: int, slots: int) -> dict:
-    keys, values = (rng.standard_normal((slots, kv_heads, dim)).astype(np.float32) for _ in range(2))
+def random_attention(
+    rng: np.random.Generator, heads: int, kv_heads: int, dim: int, slots: int
+) -> dict:
+    keys, values = (
+        rng.standard_normal((slots, kv_heads, dim)).astype(np.float32) for _ in range(2)
+    )
     return {
         "queries": rng.standard_normal((heads, dim)).astype(np.float32),
         "keys": to_bf16_codes(keys),
@@ -77,15 +83,25 @@ def random_attention(rng: np.random.Generator, heads: int, kv_heads: int, dim: i
     }
 
 
-def check_attention(machine: Machine, case: dict, valid: np.ndarray, chunk: int,
-                    out_format: Format = Format.BF16, most: float = MOST_ATTENTION) -> np.ndarray:
+def check_attention(
+    machine: Machine,
+    case: dict,
+    valid: np.ndarray,
+    chunk: int,
+    out_format: Format = Format.BF16,
+    most: float = MOST_ATTENTION,
+) -> np.ndarray:
     """Kernel against bound, and the bound's reference against `golden.reference`."""
     parts = chunks(len(valid), valid, chunk)
     found = attention(machine, Trace(), **case, parts=parts, out_format=out_format)
     reference, bound = attention_bound(**case, valid=valid, out_format=out_format)
     wanted = attention_core(
-        case["queries"][None], *(bf16_to_float32(case[name]) for name in ("keys", "values")),
-        valid[None], case["scale"], case["sinks"])[0]
+        case["queries"][None],
+        *(bf16_to_float32(case[name]) for name in ("keys", "values")),
+        valid[None],
+        case["scale"],
+        case["sinks"],
+    )[0]
     np.testing.assert_allclose(reference, wanted, rtol=1e-9, atol=1e-12)
     within(found, reference, bound, most)
     return found
@@ -95,7 +111,10 @@ def check_attention(machine: Machine, case: dict, valid: np.ndarray, chunk: int,
 def test_attention_over_contexts(context: int) -> None:
     rng = rng_of(context)
     for machine, kv_heads, dim, chunk in (
-        (SMALL, 1, 64, 512), (SMALL, 2, 16, 128), (TINY, 1, 16, 100), (TINY, 2, 64, 64),
+        (SMALL, 1, 64, 512),
+        (SMALL, 2, 16, 128),
+        (TINY, 1, 16, 100),
+        (TINY, 2, 64, 64),
     ):
         case = random_attention(rng, 4, kv_heads, dim, context)
         check_attention(machine, case, window_slots(context, context, None), chunk)
@@ -110,7 +129,16 @@ def test_attention_over_chunks(chunk: int) -> None:
 
 @pytest.mark.parametrize(
     "context, ring, window",
-    [(5, 16, 8), (8, 8, 8), (9, 8, 8), (13, 16, 8), (20, 16, 8), (29, 16, 8), (300, 136, 128), (31, 32, 1)],
+    [
+        (5, 16, 8),
+        (8, 8, 8),
+        (9, 8, 8),
+        (13, 16, 8),
+        (20, 16, 8),
+        (29, 16, 8),
+        (300, 136, 128),
+        (31, 32, 1),
+    ],
 )
 def test_attention_in_a_window_and_a_ring(context: int, ring: int, window: int) -> None:
     rng = rng_of(context * ring + window)
@@ -173,8 +201,11 @@ def test_a_fault_in_attention_is_out_of_bounds() -> None:
     case["sinks"] += np.float32(2)
     valid = window_slots(64, 64, 60)
     reference, bound = attention_bound(**case, valid=valid)
-    for change, seen in (({}, window_slots(64, 64, 59)), ({}, window_slots(64, 64, 61)),
-                         ({"sinks": np.full(4, -np.inf, np.float32)}, valid)):
+    for change, seen in (
+        ({}, window_slots(64, 64, 59)),
+        ({}, window_slots(64, 64, 61)),
+        ({"sinks": np.full(4, -np.inf, np.float32)}, valid),
+    ):
         found = attention(SMALL, Trace(), **(case | change), parts=chunks(64, seen, 512))
         assert np.any(np.abs(found - reference) > bound)
 
@@ -188,9 +219,12 @@ def moe_vector(name: str, fmt: Format, lanes: int) -> tuple[Arrays, Matrix, list
     experts = [
         Expert.of(gate_up.T, gate_up_bias, down.T, down_bias, fmt, lanes)
         for gate_up, gate_up_bias, down, down_bias in zip(
-            *(arrays[f"w_experts_{part}"] for part in (
-                "gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")),
-            strict=True)
+            *(
+                arrays[f"w_experts_{part}"]
+                for part in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+            ),
+            strict=True,
+        )
     ]
     return arrays, router, experts
 
@@ -204,7 +238,9 @@ def moe_weights(router: Matrix, experts: list[Expert]) -> GptOssMoeWeights:
 
     def interleaved(rows: np.ndarray, size: int) -> np.ndarray:
         half = len(rows) // 2
-        return np.stack([rows[:size], rows[half : half + size]], axis=1).reshape(2 * size, *rows.shape[1:])
+        return np.stack([rows[:size], rows[half : half + size]], axis=1).reshape(
+            2 * size, *rows.shape[1:]
+        )
 
     return GptOssMoeWeights(
         router=matrix_values(router),
@@ -216,23 +252,36 @@ def moe_weights(router: Matrix, experts: list[Expert]) -> GptOssMoeWeights:
     )
 
 
-def moe_reference(x: np.ndarray, router: Matrix, experts: list[Expert], ids: np.ndarray) -> np.ndarray:
+def moe_reference(
+    x: np.ndarray, router: Matrix, experts: list[Expert], ids: np.ndarray
+) -> np.ndarray:
     """`golden.reference` with the experts given."""
     w = moe_weights(router, experts)
     chosen = np.take_along_axis(router_logits(x, w.router, w.router_bias), ids, axis=1)
     shares = np.exp(chosen - chosen.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
-    return routed_experts(x, ids, shares, w.gate_up, w.down, clamped_swiglu, w.gate_up_bias, w.down_bias)
+    return routed_experts(
+        x, ids, shares, w.gate_up, w.down, clamped_swiglu, w.gate_up_bias, w.down_bias
+    )
 
 
-def check_moe(machine: Machine, x: np.ndarray, router: Matrix, experts: list[Expert], k: int,
-              act: Format, most: float) -> tuple[np.ndarray, np.ndarray]:
+def check_moe(
+    machine: Machine,
+    x: np.ndarray,
+    router: Matrix,
+    experts: list[Expert],
+    k: int,
+    act: Format,
+    most: float,
+) -> tuple[np.ndarray, np.ndarray]:
     """(the kernel's result, its choices [tokens, k]), the result within its bound."""
     trace = Trace()
     found = moe(machine, trace, x, router, experts, k, act)
     ids = np.stack([trace.buffers[f"t{t}.ids"].codes[0] for t in range(len(x))]).astype(np.int64)
     reference, bound = moe_bound(x, router, experts, k, ids, act)
-    np.testing.assert_allclose(reference, moe_reference(x, router, experts, ids), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        reference, moe_reference(x, router, experts, ids), rtol=1e-9, atol=1e-12
+    )
     within(found, reference, bound, most)
     return found, ids
 
@@ -259,17 +308,38 @@ def test_moe_with_narrow_activations(act: Format) -> None:
 
 
 @pytest.mark.parametrize("fmt", [Format.MXFP6_E2M3, Format.MXFP8_E4M3, Format.MXINT8])
-@pytest.mark.parametrize("tokens, hidden, size, count, k", [(1, 40, 9, 3, 3), (3, 96, 33, 16, 4), (1, 128, 64, 5, 1)])
-def test_moe_of_odd_sizes(fmt: Format, tokens: int, hidden: int, size: int, count: int, k: int) -> None:
+@pytest.mark.parametrize(
+    "tokens, hidden, size, count, k", [(1, 40, 9, 3, 3), (3, 96, 33, 16, 4), (1, 128, 64, 5, 1)]
+)
+def test_moe_of_odd_sizes(
+    fmt: Format, tokens: int, hidden: int, size: int, count: int, k: int
+) -> None:
     rng = rng_of(tokens + hidden + size)
 
     def weights(*dims: int) -> np.ndarray:
         return (rng.standard_normal(dims) / np.sqrt(dims[-1])).astype(np.float32)
 
     router = Matrix.of(weights(count, hidden), Format.BF16, weights(count))
-    experts = [Expert.of(weights(2 * size, hidden), weights(2 * size), weights(hidden, size), weights(hidden), fmt, 4)
-               for _ in range(count)]
-    check_moe(TINY, rng.standard_normal((tokens, hidden)).astype(np.float32), router, experts, k, Format.BF16, 0.05)
+    experts = [
+        Expert.of(
+            weights(2 * size, hidden),
+            weights(2 * size),
+            weights(hidden, size),
+            weights(hidden),
+            fmt,
+            4,
+        )
+        for _ in range(count)
+    ]
+    check_moe(
+        TINY,
+        rng.standard_normal((tokens, hidden)).astype(np.float32),
+        router,
+        experts,
+        k,
+        Format.BF16,
+        0.05,
+    )
 
 
 def test_a_fault_in_the_experts_is_out_of_bounds() -> None:
@@ -282,14 +352,23 @@ def test_a_fault_in_the_experts_is_out_of_bounds() -> None:
     others = [replace(e, down=replace(e.down, bias=e.down.bias * np.float32(0))) for e in experts]
     assert np.any(np.abs(moe(SMALL, Trace(), x, router, others, 2) - reference) > bound)
     quarter = router.bias * np.float32(0.25)
-    assert np.any(np.abs(moe(SMALL, Trace(), x, replace(router, bias=quarter), experts, 2) - reference) > bound)
+    assert np.any(
+        np.abs(moe(SMALL, Trace(), x, replace(router, bias=quarter), experts, 2) - reference)
+        > bound
+    )
 
 
 # Layer
 
 
-def run_layer(machine: Machine, shape: LayerShape, weights: LayerWeights, xs: np.ndarray, cos: np.ndarray,
-              sin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def run_layer(
+    machine: Machine,
+    shape: LayerShape,
+    weights: LayerWeights,
+    xs: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """Residual stream [T, hidden] token by token, and the experts [T, top_k]."""
     cache, outputs, ids = LayerCache.empty(shape), [], []
     for x, c, s in zip(xs, cos, sin, strict=True):
@@ -300,8 +379,9 @@ def run_layer(machine: Machine, shape: LayerShape, weights: LayerWeights, xs: np
     return np.stack(outputs), np.stack(ids)
 
 
-def reference_layer(shape: LayerShape, weights: LayerWeights, xs: np.ndarray, cos: np.ndarray, sin: np.ndarray
-                    ) -> np.ndarray:
+def reference_layer(
+    shape: LayerShape, weights: LayerWeights, xs: np.ndarray, cos: np.ndarray, sin: np.ndarray
+) -> np.ndarray:
     """`golden.reference` on the quantised weights, all tokens at once."""
     qkv, dim = matrix_values(weights.qkv), shape.head_dim
     cuts = [shape.heads * dim, (shape.heads + shape.kv_heads) * dim]
@@ -310,13 +390,29 @@ def reference_layer(shape: LayerShape, weights: LayerWeights, xs: np.ndarray, co
         xs,
         GptOssLayerWeights(
             attention_norm=weights.attention_norm,
-            attention=GqaWeights(q, q_bias, k, k_bias, v, v_bias, matrix_values(weights.output),
-                                 weights.output.bias, weights.sinks),
+            attention=GqaWeights(
+                q,
+                q_bias,
+                k,
+                k_bias,
+                v,
+                v_bias,
+                matrix_values(weights.output),
+                weights.output.bias,
+                weights.sinks,
+            ),
             moe_norm=weights.moe_norm,
             moe=moe_weights(weights.router, weights.experts),
         ),
-        cos, sin, np.arange(len(xs)), KvCache.empty(shape.kv_heads, dim),
-        topk=shape.top_k, scale=dim**-0.5, window=shape.window, eps=shape.eps)
+        cos,
+        sin,
+        np.arange(len(xs)),
+        KvCache.empty(shape.kv_heads, dim),
+        topk=shape.top_k,
+        scale=dim**-0.5,
+        window=shape.window,
+        eps=shape.eps,
+    )
     return out
 
 
@@ -336,7 +432,9 @@ def vector_bound(expert_format: Format, ring: int, window: int | None) -> tuple[
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("ring, chunk", [(8, 512), (16, 512), (16, 8)])
 @pytest.mark.parametrize("expert_format", [Format.MXFP4, Format.BF16])
-def test_layer_of_the_vector(machine: Machine, ring: int, chunk: int, expert_format: Format) -> None:
+def test_layer_of_the_vector(
+    machine: Machine, ring: int, chunk: int, expert_format: Format
+) -> None:
     arrays, _ = load("gptoss_layer0")
     shape, weights, xs, cos, sin = gptoss_layer0(machine.lanes, expert_format)
     assert (shape.window, shape.ring) == (8, 8)
@@ -345,7 +443,9 @@ def test_layer_of_the_vector(machine: Machine, ring: int, chunk: int, expert_for
     reference, bound, bound_ids = vector_bound(expert_format, ring, 8)
     np.testing.assert_array_equal(ids, bound_ids)
     assert within(found, reference, bound, 0.2) < 100
-    if expert_format is Format.BF16:  # 0.004 of the largest value is what BF16 weights and activations cost
+    if (
+        expert_format is Format.BF16
+    ):  # 0.004 of the largest value is what BF16 weights and activations cost
         near(found, arrays["out"][0], 0.006)
 
 

@@ -27,13 +27,25 @@ OVERHEAD = 14  # cycles of a command besides its lines, without stalls
 
 def config(cols: int) -> TileConfig:
     return dataclasses.replace(
-        preset("tiny").tile, cols=cols, result_depth=max(16, 2 * cols), kv_bytes=cols * 16 * 256,
-        sram_bytes=1 << 12)
+        preset("tiny").tile,
+        cols=cols,
+        result_depth=max(16, 2 * cols),
+        kv_bytes=cols * 16 * 256,
+        sram_bytes=1 << 12,
+    )
 
 
 def command(**operands: int) -> dict[str, int]:
-    return {"k_addr": 0, "v_addr": 0, "slot": 0, "k_base": 0, "v_base": 0, "head_dim": 8,
-            "keys": 1, "values": 1} | operands
+    return {
+        "k_addr": 0,
+        "v_addr": 0,
+        "slot": 0,
+        "k_base": 0,
+        "v_base": 0,
+        "head_dim": 8,
+        "keys": 1,
+        "values": 1,
+    } | operands
 
 
 def encode(operands: dict[str, int]) -> int:
@@ -73,8 +85,11 @@ class Harness:
             address = answers.pop(0)
             drive["source__valid"] = address is not None
             drive["source__fault"] = address is not None and address >= len(self.source)
-            drive["source__response"] = int(rng.integers(1 << 62)) if address is None else pack(
-                *((v, 16) for v in self.source[address]))
+            drive["source__response"] = (
+                int(rng.integers(1 << 62))
+                if address is None
+                else pack(*((v, 16) for v in self.source[address]))
+            )
             bench.settle()
             answers.append(None)
             if bench["source__request__valid"] and drive["source__request__ready"]:
@@ -147,10 +162,18 @@ def test_ring(cols: int, head_dim: int, stall: float) -> None:
     for token in range(tokens):
         k, v = (int(x) for x in rng.integers(len(harness.source) - lines + 1, size=2))
         slot = token % ring
-        keys[slot] = harness.source[k:k + lines].reshape(-1)
-        values[slot] = harness.source[v:v + lines].reshape(-1)
-        commands.append(command(k_addr=16 * k, v_addr=16 * v, slot=slot, k_base=k_base,
-                                v_base=v_base, head_dim=head_dim))
+        keys[slot] = harness.source[k : k + lines].reshape(-1)
+        values[slot] = harness.source[v : v + lines].reshape(-1)
+        commands.append(
+            command(
+                k_addr=16 * k,
+                v_addr=16 * v,
+                slot=slot,
+                k_base=k_base,
+                v_base=v_base,
+                head_dim=head_dim,
+            )
+        )
     errors: list[Status] = []
 
     async def bench(_: FlatBench) -> None:
@@ -159,8 +182,10 @@ def test_ring(cols: int, head_dim: int, stall: float) -> None:
     harness.bench.run(bench)
     assert errors == [Status.RUNNING] * tokens
     everywhere = np.ones((ring, head_dim), np.uint16)
-    for pack_region, codes, base in ((kv_layout.pack_keys, keys, k_base),
-                                     (kv_layout.pack_values, values, v_base)):
+    for pack_region, codes, base in (
+        (kv_layout.pack_keys, keys, k_base),
+        (kv_layout.pack_values, values, v_base),
+    ):
         harness.check_region(pack_region(codes, cols), pack_region(everywhere, cols) == 1, base)
     assert not harness.written[:k_base].any() and not harness.written[end:].any()
     np.testing.assert_array_equal(harness.scales == SCALE_ONE, harness.written.any(axis=2))
@@ -176,8 +201,10 @@ def test_ring(cols: int, head_dim: int, stall: float) -> None:
 def test_key_or_value_alone() -> None:
     rng = np.random.default_rng(21)
     harness = Harness(config(4), rng, 0.2)
-    cases = [command(keys=0, v_addr=32, slot=6, v_base=40, head_dim=24),
-             command(values=0, k_addr=64, slot=6, k_base=10, head_dim=24)]
+    cases = [
+        command(keys=0, v_addr=32, slot=6, v_base=40, head_dim=24),
+        command(values=0, k_addr=64, slot=6, k_base=10, head_dim=24),
+    ]
     errors: list[Status] = []
 
     async def bench(_: FlatBench) -> None:
@@ -191,10 +218,12 @@ def test_key_or_value_alone() -> None:
     expected[value.row + 40, value.bank, value.element] = True
     expected[key.row + 10, key.bank, key.element] = True
     np.testing.assert_array_equal(harness.written, expected)
-    np.testing.assert_array_equal(harness.cache[value.row + 40, value.bank, value.element],
-                                  harness.source[2:5].reshape(-1))
-    np.testing.assert_array_equal(harness.cache[key.row + 10, key.bank, key.element],
-                                  harness.source[4:7].reshape(-1))
+    np.testing.assert_array_equal(
+        harness.cache[value.row + 40, value.bank, value.element], harness.source[2:5].reshape(-1)
+    )
+    np.testing.assert_array_equal(
+        harness.cache[key.row + 10, key.bank, key.element], harness.source[4:7].reshape(-1)
+    )
 
 
 TILE = config(4)
@@ -216,14 +245,28 @@ ERRORS = {
     "key source's last line": (command(k_addr=TOP - 16, head_dim=16), Status.ADDRESS_RANGE),
     "value source's last line": (command(v_addr=TOP - 16, head_dim=16), Status.ADDRESS_RANGE),
     "source at the end of addresses": (
-        command(v_addr=0xFFFF_FFF0, head_dim=16), Status.ADDRESS_RANGE),
+        command(v_addr=0xFFFF_FFF0, head_dim=16),
+        Status.ADDRESS_RANGE,
+    ),
     "everything at its largest": (
-        command(k_addr=0xFFFF_FFF0, v_addr=0xFFFF_FFF0, slot=0xFF_FFFF, k_base=0xFF_FFFF,
-                v_base=0xFF_FFFF, head_dim=0xFFF8), Status.ADDRESS_RANGE),
+        command(
+            k_addr=0xFFFF_FFF0,
+            v_addr=0xFFFF_FFF0,
+            slot=0xFF_FFFF,
+            k_base=0xFF_FFFF,
+            v_base=0xFF_FFFF,
+            head_dim=0xFFF8,
+        ),
+        Status.ADDRESS_RANGE,
+    ),
     "key row beyond 24 bits": (
-        command(slot=0x80_0000, head_dim=64, values=0), Status.ADDRESS_RANGE),
+        command(slot=0x80_0000, head_dim=64, values=0),
+        Status.ADDRESS_RANGE,
+    ),
     "value row beyond 24 bits": (
-        command(slot=0x80_0000, head_dim=64, keys=0), Status.ADDRESS_RANGE),
+        command(slot=0x80_0000, head_dim=64, keys=0),
+        Status.ADDRESS_RANGE,
+    ),
 }
 
 
@@ -270,12 +313,14 @@ class AppendSystem(wiring.Component):
 
     def __init__(self, tile: TileConfig):
         self.tile = tile
-        super().__init__({
-            "control": Out(EngineControl(KVAPPEND)),
-            "host": In(SramClient(1)),
-            "read": In(WeightRead(tile.cols, 8)),
-            "stream_write": In(stream.Signature(line_write(tile.hbm_beat_bytes // 16))),
-        })
+        super().__init__(
+            {
+                "control": Out(EngineControl(KVAPPEND)),
+                "host": In(SramClient(1)),
+                "read": In(WeightRead(tile.cols, 8)),
+                "stream_write": In(stream.Signature(line_write(tile.hbm_beat_bytes // 16))),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -313,7 +358,8 @@ def test_append_while_the_array_reads() -> None:
         drive["read__command"] = 0 if row is None else pack((1, 1), (row, 24), (row, 8))
         drive["stream_write__valid"] = flat.cycle % 2
         drive["stream_write__payload"] = pack(
-            (tile.stream_base * cols, LINE_ADDRESS_BITS), (0, LINE_BITS + 8), (1, 1))
+            (tile.stream_base * cols, LINE_ADDRESS_BITS), (0, LINE_BITS + 8), (1, 1)
+        )
         flat.settle()
         for c in range(cols):
             column = flat["read__column"] >> (width * c) & ((1 << width) - 1)
@@ -327,17 +373,28 @@ def test_append_while_the_array_reads() -> None:
         for address, line in enumerate(codes.reshape(-1, 8)):
             drive["host__request__valid"] = 1
             drive["host__request__payload"] = pack(
-                (address, LINE_ADDRESS_BITS), (1, 1), *((v, 16) for v in line), (0, 8),
-                (0xFF, 8), (1, 1))
+                (address, LINE_ADDRESS_BITS),
+                (1, 1),
+                *((v, 16) for v in line),
+                (0, 8),
+                (0xFF, 8),
+                (1, 1),
+            )
             await step()
             assert flat["host__request__ready"]
             await flat.tick()
         drive["host__request__valid"] = 0
         for token in range(tokens):
             address = 16 * token * 2 * head_dim // 8
-            drive["control__command__payload"] = encode(command(
-                k_addr=address, v_addr=address + 2 * head_dim, slot=token, v_base=key_end,
-                head_dim=head_dim))
+            drive["control__command__payload"] = encode(
+                command(
+                    k_addr=address,
+                    v_addr=address + 2 * head_dim,
+                    slot=token,
+                    v_base=key_end,
+                    head_dim=head_dim,
+                )
+            )
             drive["control__command__valid"] = 1
             done = False
             for cycle in range(60):
@@ -354,12 +411,14 @@ def test_append_while_the_array_reads() -> None:
             for cycle in range(rows + cols + 1):
                 await step(cycle if cycle < rows else None)
                 await flat.tick()
-            so_far = codes[:token + 1]
-            for pack_region, part, base in ((kv_layout.pack_keys, 0, 0),
-                                            (kv_layout.pack_values, 1, key_end)):
+            so_far = codes[: token + 1]
+            for pack_region, part, base in (
+                (kv_layout.pack_keys, 0, 0),
+                (kv_layout.pack_values, 1, key_end),
+            ):
                 expected = pack_region(so_far[:, part], cols)
                 given = pack_region(np.ones_like(so_far[:, part]), cols) == 1
-                got = found[base:base + len(expected)]
+                got = found[base : base + len(expected)]
                 np.testing.assert_array_equal(got[given], expected[given])
 
     flat.run(bench)
@@ -375,8 +434,9 @@ def test_layout_is_one_to_one() -> None:
                 s, d = np.arange(slots)[:, None], np.arange(head_dim)[None]
                 codes = (s * head_dim + d + 1).astype(np.uint16)
                 for pack_region, place, rows in (
-                        (kv_layout.pack_keys, kv_layout.key_place, kv_layout.key_rows),
-                        (kv_layout.pack_values, kv_layout.value_place, kv_layout.value_rows)):
+                    (kv_layout.pack_keys, kv_layout.key_place, kv_layout.key_rows),
+                    (kv_layout.pack_values, kv_layout.value_place, kv_layout.value_rows),
+                ):
                     lines = pack_region(codes, cols)
                     assert lines.shape == (rows(slots, head_dim, cols), cols, 8)
                     assert np.count_nonzero(lines) == codes.size
@@ -398,5 +458,6 @@ def test_layout_rejects_bad_sizes(bad: int) -> None:
 
 def test_emits_verilog() -> None:
     text = verilog.convert(
-        KvAppend(preset("small").tile), platform=VerilogPlatform(), name="kv_append")
+        KvAppend(preset("small").tile), platform=VerilogPlatform(), name="kv_append"
+    )
     assert "module kv_append(" in text

@@ -20,9 +20,14 @@ WORD_BITS = LINE_BITS + SCALE_BITS
 def config(cols: int, beat_lines: int) -> TileConfig:
     """A KV SRAM of 16 rows with `beat_lines` lines in an HBM beat."""
     return dataclasses.replace(
-        preset("tiny").tile, cols=cols, result_depth=max(16, 2 * cols), kv_bytes=cols * 256,
-        stream_rows=8, hbm_port_bytes=8 * beat_lines if beat_lines > 1 else 16,
-        hbm_ports=2 if beat_lines > 1 else 1)
+        preset("tiny").tile,
+        cols=cols,
+        result_depth=max(16, 2 * cols),
+        kv_bytes=cols * 256,
+        stream_rows=8,
+        hbm_port_bytes=8 * beat_lines if beat_lines > 1 else 16,
+        hbm_ports=2 if beat_lines > 1 else 1,
+    )
 
 
 CONFIGS = {  # a beat is one line, half a row, a whole row
@@ -41,8 +46,11 @@ class Model:
 
     def __init__(self, tile: TileConfig, rng: np.random.Generator):
         self.rows, self.cols, self.rng = tile.kv_rows, tile.cols, rng
-        self.lines = {"stream_write": tile.hbm_beat_bytes // 16,
-                      "dma_write": tile.hbm_beat_bytes // 16, "host_write": 1}
+        self.lines = {
+            "stream_write": tile.hbm_beat_bytes // 16,
+            "dma_write": tile.hbm_beat_bytes // 16,
+            "host_write": 1,
+        }
         self.words: dict[tuple[int, int], int] = {}
 
     def random_write(self, name: str) -> dict:
@@ -50,22 +58,42 @@ class Model:
         if name == "append":
             width = append_width(self.cols)
             key = int(rng.integers(2))
-            bank = int(rng.integers(self.cols)) if key else (
-                width * int(rng.integers(self.cols // width)))
-            return {"row": int(rng.integers(self.rows)), "bank": bank, "key": key,
-                    "granule": int(rng.integers(8)), "line": number(rng, LINE_BITS)}
+            bank = (
+                int(rng.integers(self.cols))
+                if key
+                else (width * int(rng.integers(self.cols // width)))
+            )
+            return {
+                "row": int(rng.integers(self.rows)),
+                "bank": bank,
+                "key": key,
+                "granule": int(rng.integers(8)),
+                "line": number(rng, LINE_BITS),
+            }
         n = self.lines[name]
-        return {"address": n * int(rng.integers(self.rows * self.cols // n)),
-                "data": number(rng, LINE_BITS * n), "scales": number(rng, SCALE_BITS * n),
-                "enable": number(rng, n)}
+        return {
+            "address": n * int(rng.integers(self.rows * self.cols // n)),
+            "data": number(rng, LINE_BITS * n),
+            "scales": number(rng, SCALE_BITS * n),
+            "enable": number(rng, n),
+        }
 
     def payload(self, name: str, write: dict) -> int:
         if name == "append":
-            return pack((write["row"], ROW_BITS), (write["bank"], self.cols.bit_length() - 1),
-                        (write["key"], 1), (write["granule"], 3), (write["line"], LINE_BITS))
+            return pack(
+                (write["row"], ROW_BITS),
+                (write["bank"], self.cols.bit_length() - 1),
+                (write["key"], 1),
+                (write["granule"], 3),
+                (write["line"], LINE_BITS),
+            )
         n = self.lines[name]
-        return pack((write["address"], LINE_ADDRESS_BITS), (write["data"], LINE_BITS * n),
-                    (write["scales"], SCALE_BITS * n), (write["enable"], n))
+        return pack(
+            (write["address"], LINE_ADDRESS_BITS),
+            (write["data"], LINE_BITS * n),
+            (write["scales"], SCALE_BITS * n),
+            (write["enable"], n),
+        )
 
     def write(self, name: str, write: dict) -> None:
         one = SCALE_ONE << LINE_BITS
@@ -78,8 +106,7 @@ class Model:
                 field = 0xFFFF << (16 * write["granule"])
                 element = line >> (16 * i) & 0xFFFF
                 old = self.words[row, bank + i] & ((1 << LINE_BITS) - 1)
-                self.words[row, bank + i] = (
-                    old & ~field | element << (16 * write["granule"]) | one)
+                self.words[row, bank + i] = old & ~field | element << (16 * write["granule"]) | one
             return
         for i in range(self.lines[name]):
             if write["enable"] >> i & 1:
@@ -110,8 +137,13 @@ class Traffic:
         self.blocked = dict.fromkeys((*self.WRITERS, "host_read"), 0)
         self.rows_read = self.faults = self.answers = 0
 
-    async def cycle(self, command: tuple[int, int] | None, writes: dict[str, dict],
-                    host_read: int | None = None, host_ready: bool = True) -> None:
+    async def cycle(
+        self,
+        command: tuple[int, int] | None,
+        writes: dict[str, dict],
+        host_read: int | None = None,
+        host_ready: bool = True,
+    ) -> None:
         bench, model = self.bench, self.model
         drive = bench.drive
         self.waiting |= writes
@@ -149,7 +181,8 @@ class Traffic:
                 self.rows_read += c == model.cols - 1
         self.columns = [
             None if at is None else (at[1], model.words.get((at[0], c), 0))
-            for c, at in enumerate(self.commands[:model.cols])]
+            for c, at in enumerate(self.commands[: model.cols])
+        ]
 
     def _check_host(self, ready: bool) -> None:
         bench, model = self.bench, self.model
@@ -194,8 +227,9 @@ class Traffic:
         n = self.model.lines["stream_write"]
         for address in range(0, self.model.rows * self.model.cols, n):
             write = self.model.random_write("stream_write")
-            await self.cycle(None, {"stream_write": write | {
-                "address": address, "enable": (1 << n) - 1}})
+            await self.cycle(
+                None, {"stream_write": write | {"address": address, "enable": (1 << n) - 1}}
+            )
 
     async def drain(self) -> None:
         for _ in range(self.model.cols + 20):
@@ -225,9 +259,13 @@ def test_random_traffic(name: str, load: float) -> None:
                     row = [model.rows, model.rows + 1, (1 << ROW_BITS) - 1][rng.integers(3)]
                 command = (row, number(rng, META_BITS))
             paused = rng.random() < 0.5  # lets the last writers through
-            writes = {w: model.random_write(w) for w in traffic.WRITERS
-                      if w not in traffic.waiting and rng.random() < share[w]
-                      and not (paused and w in ("append", "dma_write"))}
+            writes = {
+                w: model.random_write(w)
+                for w in traffic.WRITERS
+                if w not in traffic.waiting
+                and rng.random() < share[w]
+                and not (paused and w in ("append", "dma_write"))
+            }
             host = None
             if traffic.host_address is None and rng.random() < load:
                 host = int(rng.integers(model.rows * model.cols))
@@ -266,8 +304,11 @@ def test_read_rate_and_skew(name: str) -> None:
                     seen[column >> 1 & ((1 << META_BITS) - 1), c] = flat.cycle - 1
 
     traffic.bench.run(bench)
-    assert seen == {(i, c): first + i + KvSram.READ_LATENCY + c
-                    for i in range(model.rows) for c in range(model.cols)}
+    assert seen == {
+        (i, c): first + i + KvSram.READ_LATENCY + c
+        for i in range(model.rows)
+        for c in range(model.cols)
+    }
     assert traffic.rows_read == model.rows
 
 
@@ -305,8 +346,18 @@ def test_value_append_keeps_the_other_tokens() -> None:
     async def bench(_: FlatBench) -> None:
         await traffic.fill()
         for granule in rng.permutation(8):
-            await traffic.cycle(None, {"append": {
-                "row": 2, "bank": 0, "key": 0, "granule": int(granule), "line": lines[granule]}})
+            await traffic.cycle(
+                None,
+                {
+                    "append": {
+                        "row": 2,
+                        "bank": 0,
+                        "key": 0,
+                        "granule": int(granule),
+                        "line": lines[granule],
+                    }
+                },
+            )
         await traffic.cycle((2, 0), {})
         await traffic.drain()
 

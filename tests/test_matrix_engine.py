@@ -48,9 +48,17 @@ async def write_sram(ctx, bench, images):
     port = bench.sram.host.request
     for first, lines, scales in images:
         for i, (line, scale) in enumerate(zip(lines, scales, strict=True)):
-            ctx.set(port.payload, {
-                "address": first + i, "write": 1, "data": [int.from_bytes(bytes(line), "little")],
-                "scales": [int(scale)], "mask": [0xFF], "scale_mask": 1})
+            ctx.set(
+                port.payload,
+                {
+                    "address": first + i,
+                    "write": 1,
+                    "data": [int.from_bytes(bytes(line), "little")],
+                    "scales": [int(scale)],
+                    "mask": [0xFF],
+                    "scale_mask": 1,
+                },
+            )
             ctx.set(port.valid, 1)
             await ctx.tick().until(port.ready)
     ctx.set(port.valid, 0)
@@ -60,9 +68,15 @@ async def write_kv(ctx, bench, images):
     port = bench.kv.host_write
     for first, lines, scales in images:
         for i, (line, scale) in enumerate(zip(lines, scales, strict=True)):
-            ctx.set(port.payload, {
-                "address": first + i, "data": [int.from_bytes(bytes(line), "little")],
-                "scales": [int(scale)], "enable": 1})
+            ctx.set(
+                port.payload,
+                {
+                    "address": first + i,
+                    "data": [int.from_bytes(bytes(line), "little")],
+                    "scales": [int(scale)],
+                    "enable": 1,
+                },
+            )
             ctx.set(port.valid, 1)
             await ctx.tick().until(port.ready)
     ctx.set(port.valid, 0)
@@ -120,12 +134,23 @@ def simulate(config, memory, commands, buffers, limit=20_000):
 
 def command(act, weights, out, bias=None):
     return {
-        "act_addr": act.address, "act_stride": act.stride_lines, "m": act.rows, "n": weights.n,
-        "k": weights.k, "weight_addr": weights.row, "weight_gstride": 1,
-        "weight_nstride": weights.groups, "out_addr": out.address, "out_stride": out.stride_lines,
-        "bias_addr": bias.address if bias else 0, "act_format": int(act.fmt),
-        "weight_format": int(weights.fmt), "stream": 0,
-        "init": int(Init.BIAS if bias else Init.ZERO), "out_bf16": int(out.fmt is Format.BF16)}
+        "act_addr": act.address,
+        "act_stride": act.stride_lines,
+        "m": act.rows,
+        "n": weights.n,
+        "k": weights.k,
+        "weight_addr": weights.row,
+        "weight_gstride": 1,
+        "weight_nstride": weights.groups,
+        "out_addr": out.address,
+        "out_stride": out.stride_lines,
+        "bias_addr": bias.address if bias else 0,
+        "act_format": int(act.fmt),
+        "weight_format": int(weights.fmt),
+        "stream": 0,
+        "init": int(Init.BIAS if bias else Init.ZERO),
+        "out_bf16": int(out.fmt is Format.BF16),
+    }
 
 
 def matmuls(rng, config, shapes):
@@ -142,12 +167,19 @@ def matmuls(rng, config, shapes):
         out = memory.buffer(f"out{i}", m, n, out_fmt)
         where = None
         if bias is not None:
-            where = memory.fill(memory.scalars(f"bias{i}", n),
-                                Stored(fp32.bits(bias)[None], Format.FP32))
+            where = memory.fill(
+                memory.scalars(f"bias{i}", n), Stored(fp32.bits(bias)[None], Format.FP32)
+            )
         commands.append(command(act, weights, out, where))
         outs.append(out)
-        expected.append(stored(matmul(a.codes, a.scales, act_fmt, w.codes, w.scales, weight_fmt,
-                                      config.rows, bias), out_fmt))
+        expected.append(
+            stored(
+                matmul(
+                    a.codes, a.scales, act_fmt, w.codes, w.scales, weight_fmt, config.rows, bias
+                ),
+                out_fmt,
+            )
+        )
     return memory, commands, outs, expected
 
 
@@ -168,17 +200,37 @@ def test_edges_of_the_array_back_to_back():
     for size in (1, 3, 4, 5, 9):
         for fmt in (Format.BF16, Format.FP32):
             act, weight = FORMATS[rng.integers(7)], FORMATS[rng.integers(7)]
-            shapes.append((int(rng.integers(1, 6)), size, int(rng.integers(1, 150)), act, weight,
-                           fmt, bool(rng.integers(2))))
+            shapes.append(
+                (
+                    int(rng.integers(1, 6)),
+                    size,
+                    int(rng.integers(1, 150)),
+                    act,
+                    weight,
+                    fmt,
+                    bool(rng.integers(2)),
+                )
+            )
     check(1, TINY, shapes)
 
 
-@pytest.mark.parametrize("act_fmt", [Format.MXFP4, Format.MXFP8_E4M3, Format.MXINT8, Format.BF16],
-                         ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "act_fmt", [Format.MXFP4, Format.MXFP8_E4M3, Format.MXINT8, Format.BF16], ids=lambda f: f.name
+)
 def test_formats(act_fmt):
-    check(2, TINY, [(m, 6, 70, act_fmt, weight, Format.FP32, False)
-                    for m, weight in ((1, Format.MXFP4), (2, Format.MXFP6_E2M3),
-                                      (3, Format.MXINT8), (5, Format.BF16))])
+    check(
+        2,
+        TINY,
+        [
+            (m, 6, 70, act_fmt, weight, Format.FP32, False)
+            for m, weight in (
+                (1, Format.MXFP4),
+                (2, Format.MXFP6_E2M3),
+                (3, Format.MXINT8),
+                (5, Format.BF16),
+            )
+        ],
+    )
 
 
 def test_long_rows_follow_at_one_slice_per_cycle():
@@ -188,26 +240,44 @@ def test_long_rows_follow_at_one_slice_per_cycle():
 
 
 def test_illegal_commands_have_no_effect():
-    good = matmuls(np.random.default_rng(4), TINY, [
-        (2, 4, 32, Format.BF16, Format.BF16, Format.FP32, False)])
+    good = matmuls(
+        np.random.default_rng(4), TINY, [(2, 4, 32, Format.BF16, Format.BF16, Format.FP32, False)]
+    )
     memory, commands, outs, expected = good
-    bad = [dict(commands[0], **change) for change in (
-        {"m": 0}, {"n": 0}, {"k": 0}, {"m": 1000}, {"act_format": 7}, {"weight_format": 7},
-        {"act_addr": 16}, {"out_addr": 4}, {"act_stride": 1}, {"bias_addr": 4, "init": 1})]
+    bad = [
+        dict(commands[0], **change)
+        for change in (
+            {"m": 0},
+            {"n": 0},
+            {"k": 0},
+            {"m": 1000},
+            {"act_format": 7},
+            {"weight_format": 7},
+            {"act_addr": 16},
+            {"out_addr": 4},
+            {"act_stride": 1},
+            {"bias_addr": 4, "init": 1},
+        )
+    ]
     found, errors, _ = simulate(TINY, memory, [*bad, *commands], outs)
     assert errors == [Status.ILLEGAL_COMMAND] * len(bad) + [Status.RUNNING]
     assert np.array_equal(found[0].codes, expected[0].codes)
 
 
 def test_addresses_out_of_range_are_reported():
-    memory, commands, outs, _ = matmuls(np.random.default_rng(5), TINY, [
-        (2, 4, 32, Format.BF16, Format.BF16, Format.FP32, False)])
+    memory, commands, outs, _ = matmuls(
+        np.random.default_rng(5), TINY, [(2, 4, 32, Format.BF16, Format.BF16, Format.FP32, False)]
+    )
     far = 1 << 24
-    bad = [dict(commands[0], **change) for change in (
-        {"act_addr": far}, {"out_addr": far}, {"weight_addr": far - 1},
-        {"bias_addr": far, "init": 1})]
+    bad = [
+        dict(commands[0], **change)
+        for change in (
+            {"act_addr": far},
+            {"out_addr": far},
+            {"weight_addr": far - 1},
+            {"bias_addr": far, "init": 1},
+        )
+    ]
     for each in bad:
         _, errors, _ = simulate(TINY, memory, [each, commands[0]], outs)
         assert errors == [Status.ADDRESS_RANGE, Status.RUNNING], each
-
-

@@ -27,13 +27,15 @@ class Mesh(wiring.Component):
     def __init__(self, config: TileConfig, mesh_x: int, mesh_y: int):
         self.config, self.mesh_x, self.mesh_y = config, mesh_x, mesh_y
         tiles = mesh_x * mesh_y
-        super().__init__({
-            "control": Out(EngineControl(SEND)).array(tiles),
-            "source": Out(SramClient(1)).array(tiles),
-            "target": Out(SramClient(1)).array(tiles),
-            "post": Out(POST_ONE).array(tiles),
-            "active": Out(tiles),
-        })
+        super().__init__(
+            {
+                "control": Out(EngineControl(SEND)).array(tiles),
+                "source": Out(SramClient(1)).array(tiles),
+                "target": Out(SramClient(1)).array(tiles),
+                "post": Out(POST_ONE).array(tiles),
+                "active": Out(tiles),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -58,9 +60,12 @@ class Bench:
         self.bench = FlatBench(Mesh(CONFIG, mesh_x, mesh_y))
         self.memories = [
             MemoryModel(self.bench, [f"source__{t}", f"target__{t}"], LINES, self.rng, rate)
-            for t in range(self.tiles)]
-        self.drivers = [CommandDriver(self.bench, f"control__{t}", OPERANDS, self.rng, rate)
-                        for t in range(self.tiles)]
+            for t in range(self.tiles)
+        ]
+        self.drivers = [
+            CommandDriver(self.bench, f"control__{t}", OPERANDS, self.rng, rate)
+            for t in range(self.tiles)
+        ]
         self.posts: list[list[int]] = [[] for _ in range(self.tiles)]
         self.on_post = lambda tile, semaphore: None
 
@@ -76,18 +81,31 @@ class Bench:
 
     def run(self, limit: int) -> None:
         async def run(b):
-            await run_cycles(b, [*self.memories, *self.drivers, self],
-                             lambda: all(d.idle for d in self.drivers), limit)
+            await run_cycles(
+                b,
+                [*self.memories, *self.drivers, self],
+                lambda: all(d.idle for d in self.drivers),
+                limit,
+            )
             b.settle()
             assert b["active"] == 0
 
         self.bench.run(run)
 
 
-@pytest.mark.parametrize("mesh, rate", [
-    ((2, 2), 1.0), ((2, 2), 0.5), ((4, 1), 0.7), ((1, 1), 1.0), ((3, 3), 0.6),
-    pytest.param((3, 3), 1.0, marks=pytest.mark.slow),
-    pytest.param((4, 4), 0.6, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "mesh, rate",
+    [
+        ((2, 2), 1.0),
+        ((2, 2), 0.5),
+        ((4, 1), 0.7),
+        ((1, 1), 1.0),
+        ((3, 3), 0.6),
+        pytest.param((3, 3), 1.0, marks=pytest.mark.slow),
+        pytest.param((4, 4), 0.6, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_random_sends(mesh, rate):
     """Every tile sends to all tiles, itself too, some of it wrong; memories end up as the model's."""
     seed = int(np.random.default_rng().integers(1 << 32))
@@ -105,9 +123,15 @@ def test_random_sends(mesh, rate):
             base = region * s
             semaphore = FIRST_REMOTE + s % (SEMAPHORES - FIRST_REMOTE)
             command = {
-                "lines": lines, "rows": rows, "src_stride": lines, "dst_stride": lines + 3,
-                "src_addr": 16 * (2000 + int(rng.integers(1000))), "dst_addr": 16 * base,
-                "semaphore": semaphore, "post": 1}
+                "lines": lines,
+                "rows": rows,
+                "src_stride": lines,
+                "dst_stride": lines + 3,
+                "src_addr": 16 * (2000 + int(rng.integers(1000))),
+                "dst_addr": 16 * base,
+                "semaphore": semaphore,
+                "post": 1,
+            }
             if target is None:
                 kind = int(rng.integers(3))
                 if kind == 0:
@@ -139,10 +163,16 @@ def test_random_sends(mesh, rate):
 
     def on_post(tile: int, semaphore: int) -> None:
         # Senders s and s + 8 share a semaphore: it must be one whose data has arrived completely.
-        candidates = [s for s in range(tiles) if s not in seen[tile]
-                      and FIRST_REMOTE + s % (SEMAPHORES - FIRST_REMOTE) == semaphore]
-        ready = [s for s in candidates if all(
-            bench.memories[tile].lines[a] == w for a, w in waiting_for[tile, s])]
+        candidates = [
+            s
+            for s in range(tiles)
+            if s not in seen[tile] and FIRST_REMOTE + s % (SEMAPHORES - FIRST_REMOTE) == semaphore
+        ]
+        ready = [
+            s
+            for s in candidates
+            if all(bench.memories[tile].lines[a] == w for a, w in waiting_for[tile, s])
+        ]
         assert ready, "a semaphore came before its data"
         seen[tile].add(ready[0])
 
@@ -162,10 +192,17 @@ def test_all_to_all_of_long_rows():
     for s in range(9):
         for k in range(9):
             t = (s + k) % 9
-            bench.drivers[s].waiting.append({
-                "x": t % 3, "y": t // 3, "src_addr": 16 * 1000, "dst_addr": 16 * lines * s,
-                "lines": lines, "rows": 1})
-            model[t][lines * s:lines * (s + 1)] = model[s][1000:1000 + lines]
+            bench.drivers[s].waiting.append(
+                {
+                    "x": t % 3,
+                    "y": t // 3,
+                    "src_addr": 16 * 1000,
+                    "dst_addr": 16 * lines * s,
+                    "lines": lines,
+                    "rows": 1,
+                }
+            )
+            model[t][lines * s : lines * (s + 1)] = model[s][1000 : 1000 + lines]
     bench.run(9 * 51 * 3)  # an ideal network needs 9 x 51 cycles at each tile's link
     assert [m.lines for m in bench.memories] == model
 

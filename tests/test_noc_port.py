@@ -52,7 +52,8 @@ class Bench:
             request = fields(requests[self.answered][0])
             self.answered += 1
             self.driver.waiting[Channel.RESPONSE] += packet(
-                [head(**ack(request, self.answer(request)))])
+                [head(**ack(request, self.answer(request)))]
+            )
 
     def sample(self) -> None:
         post = self.bench["post"]
@@ -66,10 +67,18 @@ class Bench:
 def request(rng: np.random.Generator, model: list[int], posts: list[int]):
     """A random request packet, its effect on the model, and its response's flits."""
     kind = int(rng.choice([Kind.WRITE, Kind.WRITE, Kind.READ, Kind.SEMAPHORE, 3, Kind.ACK]))
-    sent = {"x": X, "y": Y, "source_x": number(rng, 8), "source_y": number(rng, 8), "kind": kind,
-            "tag": number(rng, 2), "semaphore": number(rng, 5), "count": number(rng, 5) % 19,
-            "address": int(rng.choice([0, 40, LINES - 8, LINES + 3, (1 << 28) - 4]))
-            + int(rng.integers(4))}
+    sent = {
+        "x": X,
+        "y": Y,
+        "source_x": number(rng, 8),
+        "source_y": number(rng, 8),
+        "kind": kind,
+        "tag": number(rng, 2),
+        "semaphore": number(rng, 5),
+        "count": number(rng, 5) % 19,
+        "address": int(rng.choice([0, 40, LINES - 8, LINES + 3, (1 << 28) - 4]))
+        + int(rng.integers(4)),
+    }
     body: list[int] = []
     if kind not in (Kind.READ, Kind.SEMAPHORE):
         body = [number(rng, 136) for _ in range(int(rng.integers(1, PACKET_LINES + 1)))]
@@ -128,15 +137,20 @@ def test_serves_random_requests(rate):
     assert bench.posts == posts and posts
     assert bench.memory.lines == model
     statuses = {fields(flits[0])["status"] for flits in got}
-    assert statuses == {Status.RUNNING, Status.ILLEGAL_COMMAND, Status.ADDRESS_RANGE,
-                        Status.NO_DESTINATION}
+    assert statuses == {
+        Status.RUNNING,
+        Status.ILLEGAL_COMMAND,
+        Status.ADDRESS_RANGE,
+        Status.NO_DESTINATION,
+    }
 
 
 def test_writes_at_one_flit_per_cycle():
     bench = Bench(1)
     for i in range(20):
         bench.driver.waiting[Channel.REQUEST] += packet(
-            [head(x=X, y=Y, kind=Kind.WRITE, address=16 * i), *range(1, 17)])
+            [head(x=X, y=Y, kind=Kind.WRITE, address=16 * i), *range(1, 17)]
+        )
     got = bench.monitor.packets[Channel.RESPONSE]
     bench.run(lambda: len(got) == 20, 20 * 17 + 12)
 
@@ -148,10 +162,24 @@ def expected_packets(command: dict[str, int], memory: list[int], tag: int) -> li
             count = min(PACKET_LINES, command["lines"] - first)
             source = command["src_addr"] // 16 + row * command["src_stride"] + first
             target = command["dst_addr"] // 16 + row * command["dst_stride"] + first
-            packets.append(packet([
-                head(x=command["x"], y=command["y"], source_x=X, source_y=Y, kind=Kind.WRITE,
-                     tag=tag, semaphore=command["semaphore"], count=count, address=target),
-                *memory[source:source + count]]))
+            packets.append(
+                packet(
+                    [
+                        head(
+                            x=command["x"],
+                            y=command["y"],
+                            source_x=X,
+                            source_y=Y,
+                            kind=Kind.WRITE,
+                            tag=tag,
+                            semaphore=command["semaphore"],
+                            count=count,
+                            address=target,
+                        ),
+                        *memory[source : source + count],
+                    ]
+                )
+            )
     return packets
 
 
@@ -164,12 +192,18 @@ def test_sends_packets(rate):
     rng, expected = bench.rng, []
     for i in range(12):
         lines = int(rng.choice([1, 2, 15, 16, 17, 40]))
-        command = {"x": int(rng.integers(MESH_X)), "y": int(rng.integers(MESH_Y)),
-                   "src_addr": 16 * int(rng.integers(1000)), "dst_addr": 16 * int(rng.integers(1000)),
-                   "src_stride": int(rng.integers(60)), "dst_stride": int(rng.integers(60)),
-                   "lines": lines, "rows": int(rng.choice([1, 2, 5])),
-                   "semaphore": int(rng.integers(FIRST_REMOTE, SEMAPHORES)),
-                   "post": int(rng.integers(2))}
+        command = {
+            "x": int(rng.integers(MESH_X)),
+            "y": int(rng.integers(MESH_Y)),
+            "src_addr": 16 * int(rng.integers(1000)),
+            "dst_addr": 16 * int(rng.integers(1000)),
+            "src_stride": int(rng.integers(60)),
+            "dst_stride": int(rng.integers(60)),
+            "lines": lines,
+            "rows": int(rng.choice([1, 2, 5])),
+            "semaphore": int(rng.integers(FIRST_REMOTE, SEMAPHORES)),
+            "post": int(rng.integers(2)),
+        }
         bench.commands.waiting.append(command)
         expected += expected_packets(command, bench.memory.lines, i % 4)
         if command["post"]:
@@ -190,8 +224,15 @@ def test_sends_a_flit_per_cycle(lines, rows):
     bench = Bench(5)
     bench.answer = lambda request: Status.RUNNING
     for i in range(2):
-        bench.commands.waiting.append({"src_stride": lines, "dst_stride": lines, "lines": lines,
-                                       "rows": rows, "src_addr": 16 * 100 * i})
+        bench.commands.waiting.append(
+            {
+                "src_stride": lines,
+                "dst_stride": lines,
+                "lines": lines,
+                "rows": rows,
+                "src_addr": 16 * 100 * i,
+            }
+        )
     bench.run(lambda: bench.commands.idle, 3000)
     cycles = [c for c, channel in bench.monitor.cycles if channel == Channel.REQUEST]
     flits = 2 * rows * (lines + -(-lines // PACKET_LINES))
@@ -199,25 +240,39 @@ def test_sends_a_flit_per_cycle(lines, rows):
     assert cycles[-1] - cycles[0] <= flits + 8  # a few cycles between the two commands
 
 
-GOOD = {"x": 0, "y": 3, "src_addr": 64, "dst_addr": 128, "lines": 20, "rows": 2, "src_stride": 20,
-        "dst_stride": 20, "semaphore": SEMAPHORES - 1, "post": 1}
+GOOD = {
+    "x": 0,
+    "y": 3,
+    "src_addr": 64,
+    "dst_addr": 128,
+    "lines": 20,
+    "rows": 2,
+    "src_stride": 20,
+    "dst_stride": 20,
+    "semaphore": SEMAPHORES - 1,
+    "post": 1,
+}
 
 
-@pytest.mark.parametrize("wrong, error, flits", [
-    ({"lines": 0}, Status.ILLEGAL_COMMAND, 0),
-    ({"rows": 0}, Status.ILLEGAL_COMMAND, 0),
-    ({"src_addr": 8}, Status.ILLEGAL_COMMAND, 0),
-    ({"dst_addr": 4}, Status.ILLEGAL_COMMAND, 0),
-    ({"semaphore": FIRST_REMOTE - 1}, Status.ILLEGAL_COMMAND, 0),
-    ({"x": MESH_X}, Status.NO_DESTINATION, 0),
-    ({"x": 16}, Status.NO_DESTINATION, 0),
-    ({"y": MESH_Y}, Status.NO_DESTINATION, 0),
-    ({"y": 255}, Status.NO_DESTINATION, 0),
-    ({"src_addr": 16 * LINES}, Status.ADDRESS_RANGE, 0),
-    ({"dst_addr": (1 << 32) - 16}, Status.ADDRESS_RANGE, 0),
-    ({"dst_addr": 16 * (LINES - 39)}, Status.ADDRESS_RANGE, 22 + 17),
-    ({"src_stride": 0xFFFF}, Status.ADDRESS_RANGE, 22),
-], ids=str)
+@pytest.mark.parametrize(
+    "wrong, error, flits",
+    [
+        ({"lines": 0}, Status.ILLEGAL_COMMAND, 0),
+        ({"rows": 0}, Status.ILLEGAL_COMMAND, 0),
+        ({"src_addr": 8}, Status.ILLEGAL_COMMAND, 0),
+        ({"dst_addr": 4}, Status.ILLEGAL_COMMAND, 0),
+        ({"semaphore": FIRST_REMOTE - 1}, Status.ILLEGAL_COMMAND, 0),
+        ({"x": MESH_X}, Status.NO_DESTINATION, 0),
+        ({"x": 16}, Status.NO_DESTINATION, 0),
+        ({"y": MESH_Y}, Status.NO_DESTINATION, 0),
+        ({"y": 255}, Status.NO_DESTINATION, 0),
+        ({"src_addr": 16 * LINES}, Status.ADDRESS_RANGE, 0),
+        ({"dst_addr": (1 << 32) - 16}, Status.ADDRESS_RANGE, 0),
+        ({"dst_addr": 16 * (LINES - 39)}, Status.ADDRESS_RANGE, 22 + 17),
+        ({"src_stride": 0xFFFF}, Status.ADDRESS_RANGE, 22),
+    ],
+    ids=str,
+)
 def test_errors_found_here(wrong, error, flits):
     """The command fails, posts nothing, and the next one is done."""
     bench = Bench(7)
@@ -231,13 +286,15 @@ def test_errors_found_here(wrong, error, flits):
     assert [fields(p[0])["tag"] for p in got if fields(p[0])["kind"] == Kind.SEMAPHORE] == [1]
 
 
-@pytest.mark.parametrize("error", [
-    Status.ADDRESS_RANGE, Status.NO_DESTINATION, Status.ILLEGAL_COMMAND])
+@pytest.mark.parametrize(
+    "error", [Status.ADDRESS_RANGE, Status.NO_DESTINATION, Status.ILLEGAL_COMMAND]
+)
 def test_errors_told_by_the_destination(error):
     """The first error wins; packets and the semaphore that are not out yet are not sent."""
     bench = Bench(8)
     bench.answer = lambda request: (
-        error if request["tag"] == 0 and request["address"] >= 24 else Status.RUNNING)
+        error if request["tag"] == 0 and request["address"] >= 24 else Status.RUNNING
+    )
     bench.commands.waiting += [GOOD | {"rows": 20}, GOOD]
     bench.run(lambda: bench.commands.idle, 2000)
     assert bench.commands.done == [error, Status.RUNNING]

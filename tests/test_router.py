@@ -36,9 +36,16 @@ def destinations(side: Side) -> list[tuple[int, int]]:
     inside = [(x, y) for x in range(MESH) for y in range(MESH)]
     if side is Side.LOCAL:
         return [*inside, (MESH, 0), (0, MESH), (255, 255), (X + 16, Y)]
-    return [(x, y) for x, y in inside if {
-        Side.WEST: x >= X, Side.EAST: x <= X,
-        Side.NORTH: x == X and y >= Y, Side.SOUTH: x == X and y <= Y}[side]]
+    return [
+        (x, y)
+        for x, y in inside
+        if {
+            Side.WEST: x >= X,
+            Side.EAST: x <= X,
+            Side.NORTH: x == X and y >= Y,
+            Side.SOUTH: x == X and y <= Y,
+        }[side]
+    ]
 
 
 def expected_side(x: int, y: int) -> Side:
@@ -51,8 +58,9 @@ def expected_side(x: int, y: int) -> Side:
     return Side.LOCAL
 
 
-@pytest.mark.parametrize("rate, rates", [
-    (1.0, (1.0, 1.0)), (0.3, (1.0, 1.0)), (1.0, (0.4, 0.4)), (0.7, (0.2, 0.9))])
+@pytest.mark.parametrize(
+    "rate, rates", [(1.0, (1.0, 1.0)), (0.3, (1.0, 1.0)), (1.0, (0.4, 0.4)), (0.7, (0.2, 0.9))]
+)
 def test_random_traffic(rate, rates):
     seed = int(np.random.default_rng().integers(1 << 32))
     print("seed", seed)
@@ -76,8 +84,11 @@ def test_random_traffic(rate, rates):
     def count() -> int:
         return sum(len(p) for m in monitors.values() for p in m.packets)
 
-    bench.run(lambda b: run_cycles(
-        b, [*drivers.values(), *monitors.values()], lambda: count() == total, 20_000))
+    bench.run(
+        lambda b: run_cycles(
+            b, [*drivers.values(), *monitors.values()], lambda: count() == total, 20_000
+        )
+    )
     for output, monitor in monitors.items():
         for channel in Channel:
             for flits in monitor.packets[channel]:
@@ -100,8 +111,12 @@ def test_two_cycles_per_hop():
                     before = len(monitor.cycles)
                     start[0] = b.cycle
                     drivers[side].waiting[channel] += packet([head(x=x, y=y)])
-                    await run_cycles(b, [*drivers.values(), *monitors.values()],
-                                     lambda m=monitor, n=before: len(m.cycles) > n, 20)
+                    await run_cycles(
+                        b,
+                        [*drivers.values(), *monitors.values()],
+                        lambda m=monitor, n=before: len(m.cycles) > n,
+                        20,
+                    )
                     assert monitor.cycles[-1] == (start[0] + 2, channel)
 
     bench.run(run)
@@ -111,15 +126,26 @@ def test_one_flit_per_cycle_on_all_links_at_once():
     """Five flows that share no link, of long packets: no cycle is lost on any."""
     bench = bench_of()
     drivers, monitors = ends(bench, np.random.default_rng(0))
-    flows = {Side.WEST: (2, 1), Side.EAST: (0, 1), Side.NORTH: (1, 2), Side.SOUTH: (1, 0),
-             Side.LOCAL: (1, 1)}
+    flows = {
+        Side.WEST: (2, 1),
+        Side.EAST: (0, 1),
+        Side.NORTH: (1, 2),
+        Side.SOUTH: (1, 0),
+        Side.LOCAL: (1, 1),
+    }
     count = 0
     for side, (x, y) in flows.items():
         for _ in range(6):
             drivers[side].waiting[Channel.REQUEST] += packet([head(x=x, y=y), *range(1, 17)])
     count = 6 * 17
-    bench.run(lambda b: run_cycles(b, [*drivers.values(), *monitors.values()], lambda: all(
-        len(m.cycles) == count for m in monitors.values()), 3 * count))
+    bench.run(
+        lambda b: run_cycles(
+            b,
+            [*drivers.values(), *monitors.values()],
+            lambda: all(len(m.cycles) == count for m in monitors.values()),
+            3 * count,
+        )
+    )
     for monitor in monitors.values():
         cycles = [c for c, _ in monitor.cycles]
         assert cycles[-1] - cycles[0] == count - 1
@@ -135,8 +161,14 @@ def test_a_blocked_channel_does_not_stop_the_other(blocked):
         for channel in Channel:
             for _ in range(4):
                 drivers[side].waiting[channel] += packet([head(x=2, y=1), *range(10)])
-    bench.run(lambda b: run_cycles(b, [*drivers.values(), *monitors.values()], lambda: len(
-        monitors[Side.EAST].packets[other]) == 8, 400))
+    bench.run(
+        lambda b: run_cycles(
+            b,
+            [*drivers.values(), *monitors.values()],
+            lambda: len(monitors[Side.EAST].packets[other]) == 8,
+            400,
+        )
+    )
     assert len(monitors[Side.EAST].held[blocked]) == LINK_DEPTH  # it was really blocked
     assert not monitors[Side.EAST].packets[blocked]
 
@@ -146,14 +178,16 @@ def test_inputs_take_turns():
     drivers, monitors = ends(bench, np.random.default_rng(2))
     for side in (Side.WEST, Side.EAST, Side.SOUTH, Side.NORTH, Side.LOCAL):
         for _ in range(6):
-            drivers[side].waiting[Channel.RESPONSE] += packet(
-                [head(x=1, y=1, source_x=side), 1, 2])
+            drivers[side].waiting[Channel.RESPONSE] += packet([head(x=1, y=1, source_x=side), 1, 2])
     out = monitors[Side.LOCAL].packets[Channel.RESPONSE]
-    bench.run(lambda b: run_cycles(
-        b, [*drivers.values(), *monitors.values()], lambda: len(out) == 30, 400))
+    bench.run(
+        lambda b: run_cycles(
+            b, [*drivers.values(), *monitors.values()], lambda: len(out) == 30, 400
+        )
+    )
     order = [fields(flits[0])["source_x"] for flits in out]
     for i in range(0, 25, 5):
-        assert len(set(order[i:i + 5])) == 5
+        assert len(set(order[i : i + 5])) == 5
 
 
 def test_parameters():

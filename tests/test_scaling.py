@@ -29,12 +29,23 @@ from sim.scaling.records import (
 )
 from sim.scaling.step import ROOFLINE, Fractions, decode_step, fractions, layer_step, sums, touched
 
-LAYER = {"heads": 4, "kv_heads": 2, "head_dim": 16, "context": 16, "window": 8, "tokens": 16,
-         "hidden": 64, "intermediate": 64, "experts": 8, "top_k": 2}
+LAYER = {
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "context": 16,
+    "window": 8,
+    "tokens": 16,
+    "hidden": 64,
+    "intermediate": 64,
+    "experts": 8,
+    "top_k": 2,
+}
 RECORDS = [
     Record("gemm", "small", {"m": 64, "n": 128, "k": 1024}, cycles=4400),
-    Record("gemm", "small", {"m": 1, "n": 128, "k": 1024, "act": "bf16", "weights": "hbm"},
-           cycles=8000),
+    Record(
+        "gemm", "small", {"m": 1, "n": 128, "k": 1024, "act": "bf16", "weights": "hbm"}, cycles=8000
+    ),
     Record("attention", "small", {"heads": 8, "context": 512}, cycles=6000),
     Record("moe", "small", {"tokens": 2, "hidden": 128, "intermediate": 128}, cycles=20000),
     Record("layer", "small", LAYER, cycles=120000),
@@ -97,12 +108,18 @@ def test_fractions_of_records():
     assert all(0 < one.fraction <= 1 for one in found.values())
 
 
-@pytest.mark.parametrize("name, given, resource", [
-    ("gemm", {"m": 64, "n": 128, "k": 256}, "array"),
-    ("gemm", {"m": 1, "n": 128, "k": 256, "act": "bf16", "weights": "hbm"}, "hbm"),
-    ("attention", {"context": 100}, "array"),
-    ("attention", {"context": 300, "window": 128, "heads": 16, "kv_heads": 2}, "array"),
-    ("moe", {}, "hbm"), ("layer", {}, "hbm")], ids=str)
+@pytest.mark.parametrize(
+    "name, given, resource",
+    [
+        ("gemm", {"m": 64, "n": 128, "k": 256}, "array"),
+        ("gemm", {"m": 1, "n": 128, "k": 256, "act": "bf16", "weights": "hbm"}, "hbm"),
+        ("attention", {"context": 100}, "array"),
+        ("attention", {"context": 300, "window": 128, "heads": 16, "kv_heads": 2}, "array"),
+        ("moe", {}, "hbm"),
+        ("layer", {}, "hbm"),
+    ],
+    ids=str,
+)
 def test_rooflines_are_those_of_the_programs(monkeypatch, name, given, resource):
     """The formulas against the commands of the kernel's own tile program, which is not simulated."""
     work = {}
@@ -111,15 +128,22 @@ def test_rooflines_are_those_of_the_programs(monkeypatch, name, given, resource)
     monkeypatch.setattr(module, "kernel_result", lambda *args: work.update(tile=args[4][0]))
     settings = KERNELS[name].settings({option: str(value) for option, value in given.items()})
     KERNELS[name].run(KernelRequest(preset("small"), "gpt-oss", settings))
-    formula = {"gemm": gemm_stream if resource == "hbm" else gemm_array,
-               "attention": attention_work, "moe": moe_stream, "layer": layer_work}[name]
+    formula = {
+        "gemm": gemm_stream if resource == "hbm" else gemm_array,
+        "attention": attention_work,
+        "moe": moe_stream,
+        "layer": layer_work,
+    }[name]
     assert formula(preset("small").tile, settings) == getattr(work["tile"], resource) > 0
 
 
 def test_largest_record_counts():
-    more = [*RECORDS, Record("gemm", "small", {"m": 32, "n": 128, "k": 1024}, cycles=9999),
-            Record("gemm", "small", {"m": 128, "n": 128, "k": 1024}, cycles=8300),
-            Record("gemm", "tiny", {"m": 999, "n": 128, "k": 1024}, cycles=10**9)]
+    more = [
+        *RECORDS,
+        Record("gemm", "small", {"m": 32, "n": 128, "k": 1024}, cycles=9999),
+        Record("gemm", "small", {"m": 128, "n": 128, "k": 1024}, cycles=8300),
+        Record("gemm", "tiny", {"m": 999, "n": 128, "k": 1024}, cycles=10**9),
+    ]
     assert measurements(more)["dense"].cycles == 8300
 
 
@@ -145,11 +169,17 @@ def test_every_figure_has_a_source():
         assert row["source"] in SOURCES and row["value"] is not None and row["how"]
     for name in NAMES:
         ours = by_name(rows, name)
-        assert ours["time between tokens"]["value"] == pytest.approx(sum(
-            ours[f"time of {part}"]["value"]
-            for part in ("matrices", "experts", "attention", "commands", "exchange")) / 1e3)
-        assert (ours["time between tokens"]["value"]
-                >= ours["roofline of the time between tokens"]["value"])
+        assert ours["time between tokens"]["value"] == pytest.approx(
+            sum(
+                ours[f"time of {part}"]["value"]
+                for part in ("matrices", "experts", "attention", "commands", "exchange")
+            )
+            / 1e3
+        )
+        assert (
+            ours["time between tokens"]["value"]
+            >= ours["roofline of the time between tokens"]["value"]
+        )
         assert ours["published: least time between tokens"]["source"] == "official"
 
 
@@ -161,10 +191,14 @@ def test_published_figures_agree_with_each_other():
     assert published("kimi-k2.5")["user_rate"].value == 694
 
 
-@pytest.mark.parametrize("kernel, lost, kept", [
-    ("moe", "time of experts", "time of matrices"),
-    ("attention", "time of attention", "time of experts"),
-    ("layer", "time of commands", "time of attention")])
+@pytest.mark.parametrize(
+    "kernel, lost, kept",
+    [
+        ("moe", "time of experts", "time of matrices"),
+        ("attention", "time of attention", "time of experts"),
+        ("layer", "time of commands", "time of attention"),
+    ],
+)
 def test_missing_record_is_said(kernel, lost, kept):
     rows = by_name(throughput(["gpt-oss"], [r for r in RECORDS if r.kernel != kernel]), "gpt-oss")
     for name in (lost, "time between tokens", "tokens per user", "output tokens per kW"):
@@ -194,12 +228,16 @@ def test_result_better_than_roofline_is_an_error(monkeypatch):
 
 
 def test_unknown_model():
-    with pytest.raises(InputError, match="MODEL is llama, but it must be one of gpt-oss, deepseek-r1"):
+    with pytest.raises(
+        InputError, match="MODEL is llama, but it must be one of gpt-oss, deepseek-r1"
+    ):
         throughput(["llama"], RECORDS)
 
 
-@pytest.mark.parametrize("name, value", [
-    ("chips", 0), ("context", 1.5), ("batch", -1), ("clock_hz", 0.0), ("collective_s", -1e-6)])
+@pytest.mark.parametrize(
+    "name, value",
+    [("chips", 0), ("context", 1.5), ("batch", -1), ("clock_hz", 0.0), ("collective_s", -1e-6)],
+)
 def test_assumptions_are_checked(name, value):
     with pytest.raises(ValueError, match=f"{name} must"):
         Assumptions(**{name: value})

@@ -52,8 +52,9 @@ def test_random(semaphores, rate):
                 for i in range(2):
                     ctx.set(getattr(take, f"wait{i}"), pair[i])
                     ctx.set(getattr(take, f"wait{i}_en"), enables[i])
-                requests.append([s for s, e in zip(pair, enables, strict=True) if e]
-                                if valid else None)
+                requests.append(
+                    [s for s, e in zip(pair, enables, strict=True) if e] if valid else None
+                )
             posts = []
             for post in dut.post:
                 for i in range(2):

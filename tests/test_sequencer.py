@@ -43,8 +43,24 @@ class Run:
         return [t.operands for t in self.log if t.engine == engine]
 
 
-def run(program, *, seed=0, ready=1.0, longest=6, latency=2, sram=(), errors=(), limit=0,
-        engines=FEW, remote=(), active_until=0, start=0, steps=20_000, freeze=(), again=0):
+def run(
+    program,
+    *,
+    seed=0,
+    ready=1.0,
+    longest=6,
+    latency=2,
+    sram=(),
+    errors=(),
+    limit=0,
+    engines=FEW,
+    remote=(),
+    active_until=0,
+    start=0,
+    steps=20_000,
+    freeze=(),
+    again=0,
+):
     """Runs `program` (several times with a reset between if `again`) and returns the last Run.
 
     errors: {(engine, its command's number): status}; remote: (cycle, semaphore) posts; freeze:
@@ -84,7 +100,7 @@ def run(program, *, seed=0, ready=1.0, longest=6, latency=2, sram=(), errors=(),
                 ctx.set(load.valid, 1)
                 line = pending[1] * 4
                 ctx.set(load.fault, int(line >= SRAM_WORDS))
-                words = sram[line:line + 4] if line < SRAM_WORDS else [0] * 4
+                words = sram[line : line + 4] if line < SRAM_WORDS else [0] * 4
                 ctx.set(load.response.data[0], sum(int(w) << 32 * i for i, w in enumerate(words)))
                 pending = None
             take_load = rng.random() < ready
@@ -105,25 +121,37 @@ def run(program, *, seed=0, ready=1.0, longest=6, latency=2, sram=(), errors=(),
                     queue.pop(0).done = cycle
                 accept = rng.random() < ready and len(queue) < 3
                 ctx.set(port.command.ready, accept)
-                ctx.set(port.activity, isa.Activity.BUSY if queue else
-                        isa.Activity(int(rng.integers(0, 4))) if rng.random() < 0.3
-                        else isa.Activity.IDLE)
+                ctx.set(
+                    port.activity,
+                    isa.Activity.BUSY
+                    if queue
+                    else isa.Activity(int(rng.integers(0, 4)))
+                    if rng.random() < 0.3
+                    else isa.Activity.IDLE,
+                )
                 if accept and ctx.get(port.command.valid):
                     operands = {
                         op.name: ctx.get(getattr(port.command.p, op.name))
-                        for op in isa.BY_ENGINE[e].operands}
+                        for op in isa.BY_ENGINE[e].operands
+                    }
                     taken = Taken(e, cycle, operands)
                     earliest = max(cycle + 1, queue[-1].done + 1 if queue else 0)
-                    taken.done = (steps + cycle if e in freeze
-                                  else earliest + int(rng.integers(0, longest)))
+                    taken.done = (
+                        steps + cycle if e in freeze else earliest + int(rng.integers(0, longest))
+                    )
                     queue.append(taken)
                     log.append(taken)
             await ctx.tick()
         else:
             raise AssertionError("the tile did not stop")
-        result = Run(isa.Status(ctx.get(dut.status)), ctx.get(dut.status_engine),
-                     ctx.get(dut.status_pc), ctx.get(dut.cycles),
-                     ctx.get(dut.status_semaphore), log)
+        result = Run(
+            isa.Status(ctx.get(dut.status)),
+            ctx.get(dut.status_engine),
+            ctx.get(dut.status_pc),
+            ctx.get(dut.cycles),
+            ctx.get(dut.status_semaphore),
+            log,
+        )
         for position, e in enumerate(engines):
             for kind in isa.Activity:
                 ctx.set(dut.counter_index, position * len(isa.Activity) + kind)
@@ -176,13 +204,14 @@ def interpret(beats, sram):
         w = words[pc]
         opcode = w[0] & 63
         if opcode >= 32:
-            flat = sum(words[pc:pc + 4], [])
+            flat = sum(words[pc : pc + 4], [])
             for i in range(2, 16):
                 if flat[0] >> (8 + i) & 1:
                     flat[i] = (regs[flat[i] >> 27] + signed(flat[i] & 0x7FFFFFF, 27)) & MASK
             command = next(c for c in isa.COMMANDS if c.opcode == opcode)
-            issued[command.engine].append({
-                o.name: flat[o.word] >> o.lo & ((1 << o.width) - 1) for o in command.operands})
+            issued[command.engine].append(
+                {o.name: flat[o.word] >> o.lo & ((1 << o.width) - 1) for o in command.operands}
+            )
             pc += 4
             continue
         rd, rs, rt, imm = w[1] & 31, regs[w[1] >> 5 & 31], regs[w[1] >> 10 & 31], w[2]
@@ -284,14 +313,23 @@ def random_program(rng, length=60) -> Program:
 
 @pytest.mark.parametrize("ready,longest,latency", [(1.0, 1, 2), (0.4, 6, 5), (0.8, 3, 1)])
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 12))])
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 12))]
+)
 def test_random_programs(seed, ready, longest, latency):
     print("seed", seed)
     rng = np.random.default_rng([seed, int(10 * ready)])
     sram = rng.integers(1 << 32, size=SRAM_WORDS)
     p = random_program(rng)
-    result = run(p, seed=seed, ready=ready, longest=longest, latency=latency, sram=sram,
-                 engines=ENGINES, again=int(seed == 0))
+    result = run(
+        p,
+        seed=seed,
+        ready=ready,
+        longest=longest,
+        latency=latency,
+        sram=sram,
+        engines=ENGINES,
+        again=int(seed == 0),
+    )
     assert result.status == isa.Status.DONE and result.engine == isa.ENGINE_NONE
     assert result.pc == len(p) - 1
     expected = interpret(p.assemble(), sram)
@@ -423,8 +461,7 @@ DEADLOCKS = {name: (program, pc) for name, program, pc in deadlock_programs()}
 def test_deadlock(name):
     program, pc = DEADLOCKS[name]
     result = run(program, again=1)
-    assert (result.status, result.engine, result.pc) == (
-        isa.Status.DEADLOCK, isa.ENGINE_NONE, pc)
+    assert (result.status, result.engine, result.pc) == (isa.Status.DEADLOCK, isa.ENGINE_NONE, pc)
     assert result.cycles < 60
     held = run(program, active_until=200)
     assert held.status == isa.Status.DEADLOCK and held.cycles >= 200
@@ -476,7 +513,10 @@ def test_illegal(name):
     zero = [0, 0, 0, 0]
     result = run(raw_program(ILLEGAL[name], zero, zero, zero), engines=FEW[1:3])
     assert (result.status, result.engine, result.pc) == (
-        isa.Status.ILLEGAL_COMMAND, isa.ENGINE_NONE, 1)
+        isa.Status.ILLEGAL_COMMAND,
+        isa.ENGINE_NONE,
+        1,
+    )
     assert not result.log
 
 
@@ -536,7 +576,10 @@ def test_engine_error_stops_the_tile():
         p.topk(wait=20)
     result = run(p, errors={(isa.Engine.MATRIX, 2): isa.Status.ADDRESS_RANGE}, longest=4, seed=2)
     assert (result.status, result.engine, result.pc) == (
-        isa.Status.ADDRESS_RANGE, isa.Engine.MATRIX, 8)
+        isa.Status.ADDRESS_RANGE,
+        isa.Engine.MATRIX,
+        8,
+    )
     assert not result.of(isa.Engine.TOPK)
 
 
@@ -573,8 +616,9 @@ def test_semaphore_overflow():
             await ctx.tick()
             ctx.set(dut.overflow, 0)
             await ctx.tick()
-            found += [ctx.get(getattr(dut, f"status{x}"))
-                      for x in ("", "_engine", "_pc", "_semaphore")]
+            found += [
+                ctx.get(getattr(dut, f"status{x}")) for x in ("", "_engine", "_pc", "_semaphore")
+            ]
 
         simulator = Simulator(dut)
         simulator.add_clock(1e-6)

@@ -18,12 +18,30 @@ TINY = preset("tiny").tile
 CONFIGS = {
     "tiny": TINY,
     # Every width differs: 4 activation lines, vectors of 2, beats of 8.
-    "wide": TileConfig(rows=4, cols=8, sram_bytes=16 * 1024, sram_banks=32, kv_bytes=64 * 1024,
-                       stream_rows=64, result_depth=16, hbm_port_bytes=64, hbm_ports=2),
+    "wide": TileConfig(
+        rows=4,
+        cols=8,
+        sram_bytes=16 * 1024,
+        sram_banks=32,
+        kv_bytes=64 * 1024,
+        stream_rows=64,
+        result_depth=16,
+        hbm_port_bytes=64,
+        hbm_ports=2,
+    ),
     # Four lines per activation read in the widest stride are all banks; a vector and a beat take
     # half of the banks each.
-    "narrow": TileConfig(rows=2, cols=8, sram_bytes=2048, sram_banks=8, kv_bytes=64 * 1024,
-                         stream_rows=64, result_depth=16, hbm_port_bytes=32, hbm_ports=2),
+    "narrow": TileConfig(
+        rows=2,
+        cols=8,
+        sram_bytes=2048,
+        sram_banks=8,
+        kv_bytes=64 * 1024,
+        stream_rows=64,
+        result_depth=16,
+        hbm_port_bytes=32,
+        hbm_ports=2,
+    ),
 }
 READ_ONLY = ("activation", "vector_a", "vector_b")
 
@@ -46,8 +64,10 @@ class Model:
         return [request["address"] + (i << step) for i in range(self.lines[name])]
 
     def inside(self, name: str, request: dict) -> bool:
-        return (request.get("step", 0) < 3
-                and max(self.addresses(name, request)) < self.config.sram_lines)
+        return (
+            request.get("step", 0) < 3
+            and max(self.addresses(name, request)) < self.config.sram_lines
+        )
 
     def banks(self, name: str, request: dict) -> set[int]:
         if not self.inside(name, request):
@@ -81,6 +101,7 @@ class Model:
 
     def check_arbitration(self, waiting: dict[str, dict], taken: set[str], conflicts: int) -> None:
         """Taken requests share no bank; a waiting one meets one that goes before it."""
+
         def port(name: str) -> str:
             return "small" if name in TileSram.SMALL else name
 
@@ -90,8 +111,9 @@ class Model:
         urgent = {p for p, n in self.waited.items() if n >= self.patience}
         small_taken = [name for name in taken if port(name) == "small"]
         assert len(small_taken) <= 1
-        stuck = {port(n) for n in waiting
-                 if n not in taken and not (port(n) == "small" and small_taken)}
+        stuck = {
+            port(n) for n in waiting if n not in taken and not (port(n) == "small" and small_taken)
+        }
         assert conflicts == sum(1 << i for i, p in enumerate(TileSram.PORTS) if p in stuck)
 
         def rank(p: str) -> tuple[bool, int]:
@@ -100,8 +122,9 @@ class Model:
         for name in waiting:
             if port(name) not in stuck or port(name) == "small":
                 continue
-            first = [t for t in taken
-                     if banks[t] & banks[name] and rank(port(t)) < rank(port(name))]
+            first = [
+                t for t in taken if banks[t] & banks[name] and rank(port(t)) < rank(port(name))
+            ]
             assert first, f"{name} waits for nobody that goes before it"
         for p in TileSram.PORTS:
             self.waited[p] = self.waited[p] + 1 if p in stuck else 0
@@ -111,9 +134,14 @@ def payload(model: Model, name: str, request: dict) -> int:
     n = model.lines[name]
     if name == "activation":
         return pack((request["address"], LINE_ADDRESS_BITS), (request["step"], 2))
-    return pack((request["address"], LINE_ADDRESS_BITS), (request["write"], 1),
-                (request["data"], LINE_BITS * n), (request["scales"], SCALE_BITS * n),
-                (request["mask"], GRANULES * n), (request["scale_mask"], n))
+    return pack(
+        (request["address"], LINE_ADDRESS_BITS),
+        (request["write"], 1),
+        (request["data"], LINE_BITS * n),
+        (request["scales"], SCALE_BITS * n),
+        (request["mask"], GRANULES * n),
+        (request["scale_mask"], n),
+    )
 
 
 def number(rng: np.random.Generator, bits: int) -> int:
@@ -133,9 +161,12 @@ def random_request(rng: np.random.Generator, model: Model, name: str, write: flo
     if name == "activation":
         return request | {"step": 3 if rng.random() < 0.02 else step}
     return request | {
-        "write": int(rng.random() < write), "data": number(rng, LINE_BITS * n),
-        "scales": number(rng, SCALE_BITS * n), "mask": number(rng, GRANULES * n),
-        "scale_mask": number(rng, n)}
+        "write": int(rng.random() < write),
+        "data": number(rng, LINE_BITS * n),
+        "scales": number(rng, SCALE_BITS * n),
+        "mask": number(rng, GRANULES * n),
+        "scale_mask": number(rng, n),
+    }
 
 
 class Traffic:
@@ -197,8 +228,12 @@ class Traffic:
                 for line in range(address, address + n):
                     self.model.memory[line] = 0
                 full = {"mask": (1 << GRANULES * n) - 1, "scale_mask": (1 << n) - 1}
-                request = {"address": address, "write": 1, "data": number(rng, LINE_BITS * n),
-                           "scales": number(rng, SCALE_BITS * n)}
+                request = {
+                    "address": address,
+                    "write": 1,
+                    "data": number(rng, LINE_BITS * n),
+                    "scales": number(rng, SCALE_BITS * n),
+                }
                 assert "dma" in await self.cycle({"dma": request | full})
 
     async def drain(self) -> None:
@@ -225,9 +260,11 @@ def test_random_traffic(name: str, load: float) -> None:
     async def bench(_: FlatBench) -> None:
         await traffic.fill(rng, edge_rows(config))
         for _ in range(500):
-            new = {n: random_request(rng, traffic.model, n, 0.9 if n == "vector_out" else 0.4)
-                   for n in traffic.model.lines
-                   if n not in traffic.waiting and rng.random() < load}
+            new = {
+                n: random_request(rng, traffic.model, n, 0.9 if n == "vector_out" else 0.4)
+                for n in traffic.model.lines
+                if n not in traffic.waiting and rng.random() < load
+            }
             await traffic.cycle(new)
         await traffic.drain()
 
@@ -270,8 +307,15 @@ def test_full_rate_without_conflicts() -> None:
     """Ports on different banks take a request each in every cycle."""
     rng = np.random.default_rng(5)
     traffic = Traffic(TINY)
-    lanes = {"activation": 0, "matrix": 4, "vector_out": 5, "vector_a": 6, "vector_b": 7, "dma": 8,
-             "host": 9}
+    lanes = {
+        "activation": 0,
+        "matrix": 4,
+        "vector_out": 5,
+        "vector_a": 6,
+        "vector_b": 7,
+        "dma": 8,
+        "host": 9,
+    }
 
     async def bench(_: FlatBench) -> None:
         await traffic.fill(rng, edge_rows(TINY))
@@ -299,8 +343,13 @@ def test_small_clients_take_turns() -> None:
     async def bench(_: FlatBench) -> None:
         await traffic.fill(rng, edge_rows(TINY))
         for _ in range(10 * len(TileSram.SMALL)):
-            await traffic.cycle({n: random_request(rng, traffic.model, n, 0.5)
-                                 for n in TileSram.SMALL if n not in traffic.waiting})
+            await traffic.cycle(
+                {
+                    n: random_request(rng, traffic.model, n, 0.5)
+                    for n in TileSram.SMALL
+                    if n not in traffic.waiting
+                }
+            )
         await traffic.drain()
 
     traffic.bench.run(bench)

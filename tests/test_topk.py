@@ -15,8 +15,23 @@ from hw.topk import TopkEngine, TopkUnit
 CONFIG = replace(preset("tiny").tile, max_topk=8, max_experts=64)
 LINES = 256
 LATENCY = 2
-SPECIAL = np.array([0, 0x8000_0000, 1, 0x8000_0001, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0000,
-                    0xFFC0_1234, 0x7F80_0001, 0x3F80_0000, 0xBF80_0000, 0x7F7F_FFFF], np.uint32)
+SPECIAL = np.array(
+    [
+        0,
+        0x8000_0000,
+        1,
+        0x8000_0001,
+        0x7F80_0000,
+        0xFF80_0000,
+        0x7FC0_0000,
+        0xFFC0_1234,
+        0x7F80_0001,
+        0x3F80_0000,
+        0xBF80_0000,
+        0x7F7F_FFFF,
+    ],
+    np.uint32,
+)
 
 
 def rows(rng, count):
@@ -112,8 +127,9 @@ def run_engine(commands, memory, seed=0, stall=0.0):
                 ctx.set(sram.fault, fault)
                 if words is not None:
                     ctx.set(sram.valid, 1)
-                    ctx.set(sram.response.data[0],
-                            sum(int(w) << 32 * i for i, w in enumerate(words)))
+                    ctx.set(
+                        sram.response.data[0], sum(int(w) << 32 * i for i, w in enumerate(words))
+                    )
             ctx.set(sram.request.ready, rng.random() >= stall)
             if ctx.get(sram.request.valid) and ctx.get(sram.request.ready):
                 at = ctx.get(sram.request.p.address)
@@ -132,8 +148,13 @@ def run_engine(commands, memory, seed=0, stall=0.0):
                     answers.append((cycle + LATENCY, words, fault))
             if ctx.get(control.done):
                 assert not answers
-                results.append((isa.Status(ctx.get(control.error)), ctx.get(dut.nan_row),
-                                cycle - started[len(results)]))
+                results.append(
+                    (
+                        isa.Status(ctx.get(control.error)),
+                        ctx.get(dut.nan_row),
+                        cycle - started[len(results)],
+                    )
+                )
             else:
                 assert not ctx.get(dut.nan_row)
             activities[isa.Activity(ctx.get(control.activity))] += 1
@@ -153,8 +174,13 @@ def run_engine(commands, memory, seed=0, stall=0.0):
 
 
 def command(score_addr=0, count=8, k=4, ids_addr=0x800, scores_addr=0xC00):
-    return {"score_addr": score_addr, "count": count, "k": k, "ids_addr": ids_addr,
-            "scores_addr": scores_addr}
+    return {
+        "score_addr": score_addr,
+        "count": count,
+        "k": k,
+        "ids_addr": ids_addr,
+        "scores_addr": scores_addr,
+    }
 
 
 @pytest.mark.parametrize("stall", [0.0, 0.6])
@@ -169,14 +195,14 @@ def test_engine(stall):
         base = 0x100 * (i % 8)
         commands.append(command(base, count, k, 0x800 + 0x20 * i, 0xC00 + 0x20 * i))
     for i in range(8):
-        flat[64 * i:64 * i + 64] = wanted[64 * i:64 * i + 64] = rows(rng, 64)
+        flat[64 * i : 64 * i + 64] = wanted[64 * i : 64 * i + 64] = rows(rng, 64)
     nan_rows = []
     for c in commands:
-        bits = wanted[c["score_addr"] // 4:][:c["count"]].copy()
+        bits = wanted[c["score_addr"] // 4 :][: c["count"]].copy()
         ids, scores = expected(bits, c["k"])
         nan_rows.append(int(np.isnan(bits.view(np.float32)).all()))
-        wanted[c["ids_addr"] // 4:][:c["k"]] = ids
-        wanted[c["scores_addr"] // 4:][:c["k"]] = scores
+        wanted[c["ids_addr"] // 4 :][: c["k"]] = ids
+        wanted[c["scores_addr"] // 4 :][: c["k"]] = scores
     results, activities = run_engine(commands, memory, stall=stall)
     assert (flat == wanted).all()
     for c, nan_row, (error, flag, cycles) in zip(commands, nan_rows, results, strict=True):
@@ -197,18 +223,30 @@ def test_nan_row_is_flagged():
 def test_errors_have_no_effect():
     memory = np.arange(LINES * 4, dtype=np.uint32).reshape(LINES, 4)
     before = memory.copy()
-    illegal = [command(count=0), command(count=65), command(k=0), command(k=9, count=20),
-               command(k=5, count=4), command(score_addr=4), command(ids_addr=8),
-               command(scores_addr=1)]
+    illegal = [
+        command(count=0),
+        command(count=65),
+        command(k=0),
+        command(k=9, count=20),
+        command(k=5, count=4),
+        command(score_addr=4),
+        command(ids_addr=8),
+        command(scores_addr=1),
+    ]
     ranges = [command(score_addr=16 * LINES - 16), command(score_addr=0xFFFF_FFF0)]
     results, _ = run_engine(illegal + ranges, memory)
     assert [r[0] for r in results] == (
-        [isa.Status.ILLEGAL_COMMAND] * len(illegal) + [isa.Status.ADDRESS_RANGE] * len(ranges))
+        [isa.Status.ILLEGAL_COMMAND] * len(illegal) + [isa.Status.ADDRESS_RANGE] * len(ranges)
+    )
     assert (memory == before).all()
-    results, _ = run_engine([command(scores_addr=16 * LINES), command(ids_addr=16 * LINES),
-                             command()], memory)
+    results, _ = run_engine(
+        [command(scores_addr=16 * LINES), command(ids_addr=16 * LINES), command()], memory
+    )
     assert [r[0] for r in results] == [
-        isa.Status.ADDRESS_RANGE, isa.Status.ADDRESS_RANGE, isa.Status.RUNNING]
+        isa.Status.ADDRESS_RANGE,
+        isa.Status.ADDRESS_RANGE,
+        isa.Status.RUNNING,
+    ]
 
 
 def test_parameters():

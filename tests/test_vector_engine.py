@@ -46,8 +46,15 @@ def random_run(config, count: int, stall: float, seed: int) -> None:
         used = {name: value for name, value in commands[index].items() if value}
         assert same(memory, expected[index]), f"command {index}: {used}"
 
-    result = run(VectorEngine(config), memory, [{}] * count, stall=stall, seed=seed,
-                 prepare=prepare, check=check)
+    result = run(
+        VectorEngine(config),
+        memory,
+        [{}] * count,
+        stall=stall,
+        seed=seed,
+        prepare=prepare,
+        check=check,
+    )
     assert result.errors == [Status.RUNNING] * count
 
 
@@ -79,10 +86,24 @@ def test_random_commands_64_lanes():
 
 def matrix_command(rows: int, cols: int, /, **fields: int) -> dict[str, int]:
     """A copy of FP32 rows; B, D, result and reduction have regions of their own."""
-    base = {"rows": rows, "cols": cols, "a_format": Format.FP32, "b_format": Format.FP32,
-            "d_format": Format.FP32, "out_format": Format.FP32, "a_addr": 0, "b_addr": 4096,
-            "d_addr": 8192, "out_addr": 12288, "reduce_addr": 16384, "a_stride": 64, "b_stride": 64,
-            "d_stride": 64, "out_stride": 64, "store": 1}
+    base = {
+        "rows": rows,
+        "cols": cols,
+        "a_format": Format.FP32,
+        "b_format": Format.FP32,
+        "d_format": Format.FP32,
+        "out_format": Format.FP32,
+        "a_addr": 0,
+        "b_addr": 4096,
+        "d_addr": 8192,
+        "out_addr": 12288,
+        "reduce_addr": 16384,
+        "a_stride": 64,
+        "b_stride": 64,
+        "d_stride": 64,
+        "out_stride": 64,
+        "store": 1,
+    }
     return blank() | {name: int(value) for name, value in (base | fields).items()}
 
 
@@ -122,7 +143,7 @@ def test_activity_tells_every_cycle():
         memory = Memory(1 << 15, np.random.default_rng(SEED))
         result = run(engine, memory, [command], stall={name: 0.7}, seed=SEED)
         assert result.activity[0] is Activity.IDLE
-        during = result.activity[result.taken[0] + 1: result.done[0]]
+        during = result.activity[result.taken[0] + 1 : result.done[0]]
         assert Activity.IDLE not in during
         assert (Activity.BLOCKED in during) == (seen is Activity.BLOCKED)
         # Without stalls it starves only until the first operands have come.
@@ -141,13 +162,24 @@ def test_softmax_as_a_chain_of_dependent_commands(stall):
         memory.put(256 * r, a[r], Format.FP32)
     largest = matrix_command(rows, cols, reduce=Reduce.MAX, store=0)
     powers = matrix_command(
-        rows, cols, op1=Op1.SUB, b_kind=Kind.ROW, b_addr=16384, b_stride=1, mul=1, s2=Select.D,
-        d_kind=Kind.IMMEDIATE, d_addr=fp32.bits(np.float32(1.5)), function=Function.EXP2,
-        reduce=Reduce.SUM, reduce_addr=20480)
+        rows,
+        cols,
+        op1=Op1.SUB,
+        b_kind=Kind.ROW,
+        b_addr=16384,
+        b_stride=1,
+        mul=1,
+        s2=Select.D,
+        d_kind=Kind.IMMEDIATE,
+        d_addr=fp32.bits(np.float32(1.5)),
+        function=Function.EXP2,
+        reduce=Reduce.SUM,
+        reduce_addr=20480,
+    )
     inverse = matrix_command(1, rows, a_addr=20480, out_addr=24576, function=Function.RECIPROCAL)
     scale = matrix_command(
-        rows, cols, a_addr=12288, mul=1, b_kind=Kind.ROW, b_addr=24576, b_stride=1,
-        out_addr=12288)
+        rows, cols, a_addr=12288, mul=1, b_kind=Kind.ROW, b_addr=24576, b_stride=1, out_addr=12288
+    )
     commands = [largest, powers, inverse, scale]
     expected = memory.copy()
     for command in commands:
@@ -161,15 +193,34 @@ def test_softmax_as_a_chain_of_dependent_commands(stall):
 
 
 ILLEGAL = [
-    {"rows": 0}, {"cols": 0}, {"op1": 5}, {"op1": 7}, {"function": 5}, {"reduce": 3}, {"s1": 3},
-    {"s4": 3}, {"a_addr": 8}, {"a_addr": 2}, {"a_stride": 2}, {"out_addr": 4}, {"out_stride": 1},
-    {"a_format": Format.BF16, "a_addr": 4}, {"a_format": Format.BF16, "a_stride": 1},
+    {"rows": 0},
+    {"cols": 0},
+    {"op1": 5},
+    {"op1": 7},
+    {"function": 5},
+    {"reduce": 3},
+    {"s1": 3},
+    {"s4": 3},
+    {"a_addr": 8},
+    {"a_addr": 2},
+    {"a_stride": 2},
+    {"out_addr": 4},
+    {"out_stride": 1},
+    {"a_format": Format.BF16, "a_addr": 4},
+    {"a_format": Format.BF16, "a_stride": 1},
     {"a_format": Format.MXFP4, "a_addr": 1},
-    {"out_format": Format.MXFP8_E4M3, "out_addr": 4}, {"out_format": Format.MXFP4, "out_stride": 2},
-    {"b_kind": Kind.VECTOR, "b_addr": 4}, {"d_kind": Kind.VECTOR, "d_stride": 3},
-    {"b_kind": Kind.ROW, "b_addr": 2}, {"reduce": Reduce.SUM, "reduce_addr": 2},
-    {"permute": 4}, {"permute": 15}, {"op1": Op1.ADD}, {"mul": 1, "s2": Select.D},
-    {"add": 1, "s3": Select.B}, {"mul2": 1},
+    {"out_format": Format.MXFP8_E4M3, "out_addr": 4},
+    {"out_format": Format.MXFP4, "out_stride": 2},
+    {"b_kind": Kind.VECTOR, "b_addr": 4},
+    {"d_kind": Kind.VECTOR, "d_stride": 3},
+    {"b_kind": Kind.ROW, "b_addr": 2},
+    {"reduce": Reduce.SUM, "reduce_addr": 2},
+    {"permute": 4},
+    {"permute": 15},
+    {"op1": Op1.ADD},
+    {"mul": 1, "s2": Select.D},
+    {"add": 1, "s3": Select.B},
+    {"mul2": 1},
 ]
 
 
@@ -214,17 +265,24 @@ OUTSIDE = {
 def test_access_out_of_range(stall):
     """The command ends with ADDRESS_RANGE; the next one, which waited, is not harmed."""
     memory = Memory(1 << 15, np.random.default_rng(SEED))
-    good = matrix_command(3, 24, a_addr=4096, out_addr=28672, reduce=Reduce.SUM,
-                          reduce_addr=20480, mul=1, s2=Select.X)
+    good = matrix_command(
+        3, 24, a_addr=4096, out_addr=28672, reduce=Reduce.SUM, reduce_addr=20480, mul=1, s2=Select.X
+    )
     commands = []
     for fields in OUTSIDE.values():
         commands += [matrix_command(5, 24, **fields), good]
     states: list[Memory] = []
-    result = run(VectorEngine(TINY), memory, commands, stall=stall, seed=SEED,
-                 check=lambda index: states.append(memory.copy()))
+    result = run(
+        VectorEngine(TINY),
+        memory,
+        commands,
+        stall=stall,
+        seed=SEED,
+        check=lambda index: states.append(memory.copy()),
+    )
     for i, name in enumerate(OUTSIDE):
-        assert result.errors[2 * i: 2 * i + 2] == [Status.ADDRESS_RANGE, Status.RUNNING], name
-        before, after = states[2 * i: 2 * i + 2]
+        assert result.errors[2 * i : 2 * i + 2] == [Status.ADDRESS_RANGE, Status.RUNNING], name
+        before, after = states[2 * i : 2 * i + 2]
         apply(before, good, TINY.lanes)
         assert same(after, before), name
 
@@ -248,9 +306,17 @@ def test_blocks_stored_and_loaded_again():
             here = {"a_stride": 0, "out_addr": 4096 + 2048 * i + 512 * r}
             commands += [
                 matrix_command(2, cols, a_addr=512 * r, out_format=fmt, **here),
-                matrix_command(2, cols, **here | {
-                    "a_addr": here["out_addr"], "a_format": fmt, "a_stride": 64,
-                    "out_addr": 20480 + 1024 * i + 512 * r}),
+                matrix_command(
+                    2,
+                    cols,
+                    **here
+                    | {
+                        "a_addr": here["out_addr"],
+                        "a_format": fmt,
+                        "a_stride": 64,
+                        "out_addr": 20480 + 1024 * i + 512 * r,
+                    },
+                ),
             ]
     expected = memory.copy()
     for command in commands:
@@ -287,8 +353,14 @@ def test_sizes_are_checked():
     from hw.vector_reduce import VectorReduce
     from hw.vector_store import VectorStore
 
-    for make in (VectorIssue, VectorMask, VectorStore, VectorReduce,
-                 lambda n: VectorLoad(n, 1), lambda n: VectorQuantise(n, 33, 16)):
+    for make in (
+        VectorIssue,
+        VectorMask,
+        VectorStore,
+        VectorReduce,
+        lambda n: VectorLoad(n, 1),
+        lambda n: VectorQuantise(n, 33, 16),
+    ):
         for lanes in (0, 1, 6):
             with pytest.raises(ValueError, match="lanes must be"):
                 make(lanes)

@@ -36,8 +36,23 @@ def normal(rng, *shape):
 def test_every_stage_in_order(rng):
     a, b, d = (normal(rng, 5, 12) for _ in range(3))
     out, reduced = vector(
-        a, b, d, lanes=4, clamp=1.5, clamp_hi=True, clamp_lo=True, op1="sub", s1="b", mul=True,
-        s2="d", add=True, s3="x", function="sigmoid", mul2=True, s4="x", reduce="sum",
+        a,
+        b,
+        d,
+        lanes=4,
+        clamp=1.5,
+        clamp_hi=True,
+        clamp_lo=True,
+        op1="sub",
+        s1="b",
+        mul=True,
+        s2="d",
+        add=True,
+        s3="x",
+        function="sigmoid",
+        mul2=True,
+        s4="x",
+        reduce="sum",
     )
     x = np.clip(a, np.float32(-1.5), np.float32(1.5))
     expected = functions.sigmoid((x - b) * d + x) * x
@@ -134,8 +149,13 @@ def test_rotate_both_layouts(rng):
 def test_illegal_commands_are_refused(rng):
     a = normal(rng, 2, 6)
     for bad in (
-        {"permute": 3}, {"permute": -1}, {"op1": "div"}, {"function": "log"}, {"reduce": "min"},
-        {"op1": "add", "s1": "c"}, {"mul": True, "s2": "d"},
+        {"permute": 3},
+        {"permute": -1},
+        {"op1": "div"},
+        {"function": "log"},
+        {"reduce": "min"},
+        {"op1": "add", "s1": "c"},
+        {"mul": True, "s2": "d"},
     ):
         with pytest.raises(ValueError, match="must"):
             vector(a, lanes=4, **bad)

@@ -59,7 +59,10 @@ def test_missing_compiler_names_its_package(monkeypatch, tmp_path):
 def test_ports_of_both_styles():
     text = "module \\a.b (x);\n input x;\nendmodule\nmodule a(clk, y);\n  input clk;\n  output [3:0] y;\nendmodule\n"
     assert verilator.ports(text, "a") == ["clk", "y"]
-    assert verilator.ports("module t(input wire clk, output logic [7:0] q);\nendmodule\n", "t") == ["clk", "q"]
+    assert verilator.ports("module t(input wire clk, output logic [7:0] q);\nendmodule\n", "t") == [
+        "clk",
+        "q",
+    ]
     with pytest.raises(ValueError, match="top must be a module of the sources, not 'z'"):
         verilator.ports(text, "z")
 
@@ -81,8 +84,13 @@ def test_key_depends_on_sources_and_flags(monkeypatch, empty):
 
     monkeypatch.setattr(cache, "entry", entry)
     files = emit(Pair(), "pair")
-    for sources, options in ((files, {}), (files, {"blocks": ["test_buffer"]}), (files, {"public": ["clk"]}),
-                             (files | {"pair.v": files["pair.v"] + "\n"}, {}), (files, {})):
+    for sources, options in (
+        (files, {}),
+        (files, {"blocks": ["test_buffer"]}),
+        (files, {"public": ["clk"]}),
+        (files | {"pair.v": files["pair.v"] + "\n"}, {}),
+        (files, {}),
+    ):
         with pytest.raises(KeyError):
             verilator.build(sources, "pair", **options)
     assert len(set(keys)) == 4 and keys[0] == keys[4]
@@ -92,12 +100,16 @@ def test_failing_build_shows_the_words_and_the_log(monkeypatch, empty):
     # The library of Verilator is not what this is about.
     monkeypatch.setattr(verilator, "_library", lambda tool, waves: empty)
     with pytest.raises(ToolError) as failure:
-        verilator.build({"bad.v": "module bad(input wire clk);\n  assign x = ;\nendmodule\n"}, "bad")
+        verilator.build(
+            {"bad.v": "module bad(input wire clk);\n  assign x = ;\nendmodule\n"}, "bad"
+        )
     text = str(failure.value)
     assert "syntax error" in text and "bad.v:2" in text
     log = text.rsplit(": ", 1)[1]
     assert "syntax error" in open(log).read()
-    assert not [p for p in (empty / "builds").iterdir() if p.is_dir() and not p.name.endswith(".failed")]
+    assert not [
+        p for p in (empty / "builds").iterdir() if p.is_dir() and not p.name.endswith(".failed")
+    ]
 
 
 def test_entry_is_made_once_by_many_at_once(empty):
@@ -114,9 +126,11 @@ def test_entry_is_made_once_by_many_at_once(empty):
 
 
 def test_entry_killed_half_way_does_not_count(empty):
-    program = ("import os, signal; from sim import cache\n"
-               "def make(work):\n (work / 'x').write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
-               "cache.entry('kind', 'key', make)")
+    program = (
+        "import os, signal; from sim import cache\n"
+        "def make(work):\n (work / 'x').write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "cache.entry('kind', 'key', make)"
+    )
     assert subprocess.run([sys.executable, "-c", program]).returncode != 0
     place, before = cache.entry("kind", "key", lambda work: (work / "x").write_text("whole"))
     assert not before and (place / "x").read_text() == "whole"

@@ -18,8 +18,10 @@ from hw.verilog import description, emit, layout, waivers
 from sim import verilator
 from tests.designs.buffers import WORD, Pair
 
-PRINT = ("import sys; from hw.verilog import emit; from tests.designs.buffers import Pair; "
-         "sys.stdout.write(repr(emit(Pair(), 'pair')))")
+PRINT = (
+    "import sys; from hw.verilog import emit; from tests.designs.buffers import Pair; "
+    "sys.stdout.write(repr(emit(Pair(), 'pair')))"
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,9 @@ def test_files_are_one_per_shared_module(files):
 
 def test_text_is_the_same_in_another_process(files):
     environment = os.environ | {"PYTHONHASHSEED": "77"}
-    again = subprocess.run([sys.executable, "-c", PRINT], capture_output=True, text=True, check=True,
-                           env=environment).stdout
+    again = subprocess.run(
+        [sys.executable, "-c", PRINT], capture_output=True, text=True, check=True, env=environment
+    ).stdout
     assert again == repr(files)
 
 
@@ -51,7 +54,15 @@ def test_verilator_has_nothing_to_say(files, tmp_path):
     for name, text in (files | {"waivers.vlt": waivers()}).items():
         (tmp_path / name).write_text(text)
     tool = verilator.find()
-    command = [str(tool.program), "--lint-only", "-Wall", "--top-module", "pair", "waivers.vlt", *files]
+    command = [
+        str(tool.program),
+        "--lint-only",
+        "-Wall",
+        "--top-module",
+        "pair",
+        "waivers.vlt",
+        *files,
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=tool.environ(), capture_output=True, text=True)
     assert done.returncode == 0 and "%Warning" not in done.stderr, done.stderr
 
@@ -128,7 +139,9 @@ def test_description():
     value = json.loads(text)
     assert text == description(Pair(), "pair", preset("tiny"))
     ports = {port["name"]: port for port in value["ports"]}
-    assert ports["input__payload"]["direction"] == "input" and ports["input__payload"]["width"] == 16
+    assert (
+        ports["input__payload"]["direction"] == "input" and ports["input__payload"]["width"] == 16
+    )
     assert ports["input__payload"]["fields"] == layout(WORD)["fields"]
     assert [f["offset"] for f in ports["input__payload"]["fields"]] == [0, 4]
     assert value["configuration"]["tile"]["hbm_rate"] == "16"

@@ -13,10 +13,25 @@ from hw.isa import VECTOR, Activity, Function, Kind, Op1, Reduce, Select, Status
 from hw.tile_sram import TileSram
 from hw.vector_engine import VectorEngine
 
-SPECIAL = np.array([
-    0x00000000, 0x80000000, 0x00000001, 0x807FFFFF, 0x00800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000,
-    0xFF800000, 0x7FC00000, 0x7F800001, 0xFFC12345, 0x3F800000, 0xBF800000,
-], np.uint32)
+SPECIAL = np.array(
+    [
+        0x00000000,
+        0x80000000,
+        0x00000001,
+        0x807FFFFF,
+        0x00800000,
+        0x7F7FFFFF,
+        0xFF7FFFFF,
+        0x7F800000,
+        0xFF800000,
+        0x7FC00000,
+        0x7F800001,
+        0xFFC12345,
+        0x3F800000,
+        0xBF800000,
+    ],
+    np.uint32,
+)
 
 
 class Memory:
@@ -61,9 +76,10 @@ class Memory:
             if bits == 4:
                 raw = raw[0::2] | raw[1::2] << 4
             lines = -(-len(raw) // 16)
-            self.scales[address // 16: address // 16 + lines] = np.repeat(
-                scales, 32 * bits // 128)[:lines]
-        self.data[address: address + len(raw)] = raw
+            self.scales[address // 16 : address // 16 + lines] = np.repeat(
+                scales, 32 * bits // 128
+            )[:lines]
+        self.data[address : address + len(raw)] = raw
 
 
 def blank() -> dict[str, int]:
@@ -73,12 +89,16 @@ def blank() -> dict[str, int]:
 def stages(command: dict[str, int]) -> dict:
     """The command's stages as keyword arguments of the model."""
     same = ("permute", "clamp_hi", "clamp_lo", "mul", "add", "mul2", "mask", "mask_lo", "mask_hi")
-    return {name: command[name] for name in same} | {
-        "clamp": fp32.from_bits(command["clamp"])[()],
-        "op1": Op1(command["op1"]).name.lower(),
-        "function": Function(command["function"]).name.lower(),
-        "reduce": Reduce(command["reduce"]).name.lower(),
-    } | {s: Select(command[s]).name.lower() for s in ("s1", "s2", "s3", "s4")}
+    return (
+        {name: command[name] for name in same}
+        | {
+            "clamp": fp32.from_bits(command["clamp"])[()],
+            "op1": Op1(command["op1"]).name.lower(),
+            "function": Function(command["function"]).name.lower(),
+            "reduce": Reduce(command["reduce"]).name.lower(),
+        }
+        | {s: Select(command[s]).name.lower() for s in ("s1", "s2", "s3", "s4")}
+    )
 
 
 def apply(memory: Memory, command: dict[str, int], lanes: int) -> None:
@@ -86,28 +106,43 @@ def apply(memory: Memory, command: dict[str, int], lanes: int) -> None:
     rows, cols = command["rows"], command["cols"]
 
     def whole(name: str) -> np.ndarray:
-        return np.stack([
-            memory.load(command[f"{name}_addr"] + 4 * r * command[f"{name}_stride"], cols,
-                        Format(command[f"{name}_format"])) for r in range(rows)])
+        return np.stack(
+            [
+                memory.load(
+                    command[f"{name}_addr"] + 4 * r * command[f"{name}_stride"],
+                    cols,
+                    Format(command[f"{name}_format"]),
+                )
+                for r in range(rows)
+            ]
+        )
 
     def operand(name: str):
         kind = command[f"{name}_kind"]
         if kind == Kind.VECTOR:
             return whole(name)
         if kind == Kind.ROW:
-            return np.stack([
-                memory.load(command[f"{name}_addr"] + 4 * r * command[f"{name}_stride"], 1,
-                            Format.FP32) for r in range(rows)])
+            return np.stack(
+                [
+                    memory.load(
+                        command[f"{name}_addr"] + 4 * r * command[f"{name}_stride"], 1, Format.FP32
+                    )
+                    for r in range(rows)
+                ]
+            )
         return fp32.from_bits(command[f"{name}_addr"]) if kind == Kind.IMMEDIATE else None
 
     out, reduced = vector(whole("a"), operand("b"), operand("d"), lanes=lanes, **stages(command))
     if command["store"]:
         for r in range(rows):
-            memory.put(command["out_addr"] + 4 * r * command["out_stride"], out[r],
-                       Format(command["out_format"]))
+            memory.put(
+                command["out_addr"] + 4 * r * command["out_stride"],
+                out[r],
+                Format(command["out_format"]),
+            )
     if reduced is not None:
         for r in range(rows):
-            memory.put(command["reduce_addr"] + 4 * r, reduced[r: r + 1], Format.FP32)
+            memory.put(command["reduce_addr"] + 4 * r, reduced[r : r + 1], Format.FP32)
 
 
 class Layout:
@@ -161,8 +196,9 @@ def random_command(rng, memory: Memory, lanes: int, rows: int, cols: int) -> dic
 
     def matrix(name: str, fmt: Format, least: int = 4) -> None:
         address, stride = layout.matrix(rows, cols, fmt, lanes, least)
-        command.update({f"{name}_addr": address, f"{name}_stride": stride,
-                        f"{name}_format": int(fmt)})
+        command.update(
+            {f"{name}_addr": address, f"{name}_stride": stride, f"{name}_format": int(fmt)}
+        )
 
     formats = [Format.FP32, Format.FP32, *Format]
     matrix("a", Format(rng.choice(formats)))
@@ -179,8 +215,9 @@ def random_command(rng, memory: Memory, lanes: int, rows: int, cols: int) -> dic
         elif kind is Kind.ROW:
             stride = int(rng.choice([0, 1, 3]))
             address = layout.take(4 * rows * max(stride, 1), 4)
-            memory.data[address: address + 4 * rows * max(stride, 1)] = np.array(
-                [float_bits() for _ in range(rows * max(stride, 1))], np.uint32).view(np.uint8)
+            memory.data[address : address + 4 * rows * max(stride, 1)] = np.array(
+                [float_bits() for _ in range(rows * max(stride, 1))], np.uint32
+            ).view(np.uint8)
             command.update({f"{name}_addr": address, f"{name}_stride": stride})
         elif kind is Kind.IMMEDIATE:
             command[f"{name}_addr"] = float_bits()
@@ -214,9 +251,17 @@ class Result:
     activity: list[Activity] = field(default_factory=list)
 
 
-def run(engine: VectorEngine, memory: Memory, commands: list[dict[str, int]], *,
-        stall: float | dict[str, float] = 0.0, seed: int = 0, limit: int = 20_000,
-        prepare=None, check=None) -> Result:
+def run(
+    engine: VectorEngine,
+    memory: Memory,
+    commands: list[dict[str, int]],
+    *,
+    stall: float | dict[str, float] = 0.0,
+    seed: int = 0,
+    limit: int = 20_000,
+    prepare=None,
+    check=None,
+) -> Result:
     """Executes `commands` on `memory`; `check(i)` is called after command i, in its `done` cycle.
 
     `stall` is the probability of a cycle without a command or room, or one for each of "command",
@@ -235,8 +280,9 @@ def run(engine: VectorEngine, memory: Memory, commands: list[dict[str, int]], *,
     total = len(memory.scales)
     ports = {"a": engine.a, "b": engine.b, "out": engine.out}
     layout = engine.out.request.payload.shape()
-    fields = {name: layout[name] for name in ("address", "write", "data", "mask", "scales",
-                                              "scale_mask")}
+    fields = {
+        name: layout[name] for name in ("address", "write", "data", "mask", "scales", "scale_mask")
+    }
 
     def get(payload: int, name: str) -> int:
         offset, width = fields[name].offset, fields[name].width
@@ -251,14 +297,17 @@ def run(engine: VectorEngine, memory: Memory, commands: list[dict[str, int]], *,
         region = slice(address * 16, (address + lines) * 16)
         line_region = slice(address, address + lines)
         if not get(payload, "write"):
-            return (int.from_bytes(memory.data[region].tobytes(), "little"),
-                    int.from_bytes(memory.scales[line_region].tobytes(), "little"), False)
+            return (
+                int.from_bytes(memory.data[region].tobytes(), "little"),
+                int.from_bytes(memory.scales[line_region].tobytes(), "little"),
+                False,
+            )
         data, mask = get(payload, "data"), get(payload, "mask")
         scales, scale_mask = get(payload, "scales"), get(payload, "scale_mask")
         for g in range(lines * 8):
             if mask >> g & 1:
                 at = address * 16 + 2 * g
-                memory.data[at: at + 2] = [data >> 16 * g & 0xFF, data >> 16 * g + 8 & 0xFF]
+                memory.data[at : at + 2] = [data >> 16 * g & 0xFF, data >> 16 * g + 8 & 0xFF]
         for k in range(lines):
             if scale_mask >> k & 1:
                 memory.scales[address + k] = scales >> 8 * k & 0xFF
@@ -272,8 +321,7 @@ def run(engine: VectorEngine, memory: Memory, commands: list[dict[str, int]], *,
         count = len(commands)
         index = 0
         for cycle in range(limit):
-            if fetched is None and index < count and (
-                    prepare is None or len(result.done) == index):
+            if fetched is None and index < count and (prepare is None or len(result.done) == index):
                 fetched = prepare(index) if prepare else commands[index]
                 ctx.set(control.command.payload, fetched)
             offer = fetched is not None and not stalled("command")
@@ -286,8 +334,11 @@ def run(engine: VectorEngine, memory: Memory, commands: list[dict[str, int]], *,
                 ctx.set(port.fault, answer is not None and answer[2])
                 reads = answer is not None and name != "out"
                 ctx.set(port.valid, reads)
-                word, scales, _ = answer if answer is not None else (
-                    int.from_bytes(rng.bytes(lines * 16), "little"), 0, False)
+                word, scales, _ = (
+                    answer
+                    if answer is not None
+                    else (int.from_bytes(rng.bytes(lines * 16), "little"), 0, False)
+                )
                 ctx.set(port.response.data.as_value(), word)
                 ctx.set(port.response.scales.as_value(), scales)
             if offer and ctx.get(control.command.ready):

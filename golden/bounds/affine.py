@@ -85,8 +85,9 @@ class Affine:
     def reshape(self, *shape: int) -> "Affine":
         """The same elements in another shape."""
         value = self.value.reshape(shape)
-        return Affine(value, self.terms.reshape(len(self.terms), *value.shape),
-                      self.rest.reshape(shape))
+        return Affine(
+            value, self.terms.reshape(len(self.terms), *value.shape), self.rest.reshape(shape)
+        )
 
     def __add__(self, other: "Affine") -> "Affine":
         """Exact sum; shapes broadcast."""
@@ -143,8 +144,9 @@ class Affine:
 
     def function(self, value: Array, slope: Array, curvature: Array) -> "Affine":
         """f of every element, from f and its derivative at `value` and the largest |f''| within reach (Taylor)."""
-        return Affine(value, self.terms * slope,
-                      self.rest * np.abs(slope) + curvature * self.radius**2 / 2)
+        return Affine(
+            value, self.terms * slope, self.rest * np.abs(slope) + curvature * self.radius**2 / 2
+        )
 
     def clamped(self, low: float, high: float) -> "Affine":
         """min and max with constants: an error stays, vanishes or, where a limit is within reach, is of any sign."""

@@ -31,9 +31,14 @@ def attention_bound(
     wide_keys = bf16_to_float32(keys[valid]).astype(np.float64)
     wide_values = bf16_to_float32(values[valid]).astype(np.float64)
     # Exact keys and values have no symbols, so that every head can have a count of its own.
-    caches = [CachedTokens([Affine.exact(key) for key in wide_keys[:, g]],
-                           [Affine.exact(value) for value in wide_values[:, g]], Noise())
-              for g in range(kv_heads)]
+    caches = [
+        CachedTokens(
+            [Affine.exact(key) for key in wide_keys[:, g]],
+            [Affine.exact(value) for value in wide_values[:, g]],
+            Noise(),
+        )
+        for g in range(kv_heads)
+    ]
     reference, bound = [], []
     for head in range(heads):
         cache, noise = caches[head // (heads // kv_heads)], Noise()

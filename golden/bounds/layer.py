@@ -40,7 +40,8 @@ def norm(x: Affine, weight: Float32, eps: float) -> Affine:
         raise ValueError(f"eps must be above 0 for a row that may be all zeros, not {eps!r}")
     mid = float(biased.value)
     inverse = biased.function(
-        np.asarray(mid**-0.5), np.asarray(-0.5 * mid**-1.5), np.asarray(0.75 * least**-2.5))
+        np.asarray(mid**-0.5), np.asarray(-0.5 * mid**-1.5), np.asarray(0.75 * least**-2.5)
+    )
     return x.product(inverse.rounded(2)).rounded().times(weight).rounded()
 
 
@@ -54,10 +55,15 @@ def rotate(x: Affine, cos: Array, sin: Array) -> Affine:
 def stack(parts: Sequence[Affine]) -> Affine:
     """Forms [D] of one token's symbols, one behind the other."""
     count = max(len(part.terms) for part in parts)
-    terms = [np.concatenate([part.terms, np.zeros((count - len(part.terms), *part.value.shape))])
-             for part in parts]
-    return Affine(np.concatenate([part.value for part in parts]), np.concatenate(terms, axis=1),
-                  np.concatenate([part.rest for part in parts]))
+    terms = [
+        np.concatenate([part.terms, np.zeros((count - len(part.terms), *part.value.shape))])
+        for part in parts
+    ]
+    return Affine(
+        np.concatenate([part.value for part in parts]),
+        np.concatenate(terms, axis=1),
+        np.concatenate([part.rest for part in parts]),
+    )
 
 
 def layer_bound(
@@ -87,14 +93,23 @@ def layer_bound(
         middle = (Affine.exact(x) + projected).rounded()
         normed = stored(norm(middle, weights.moe_norm, shape.eps), noise)
         logits = times(weights.router, normed)
-        out = weighted_experts(middle, normed, Format.BF16, logits, weights.experts, np.asarray(ids[t]))
+        out = weighted_experts(
+            middle, normed, Format.BF16, logits, weights.experts, np.asarray(ids[t])
+        )
         reference.append(out.value)
         bound.append(out.bound)
     return np.stack(reference), np.stack(bound)
 
 
-def attend(shape: LayerShape, weights: LayerWeights, cache: list[TokenCache], x: Array,
-           cosine: Array, sine: Array, noise: Noise) -> Affine:
+def attend(
+    shape: LayerShape,
+    weights: LayerWeights,
+    cache: list[TokenCache],
+    x: Array,
+    cosine: Array,
+    sine: Array,
+    noise: Noise,
+) -> Affine:
     """Attention's output [heads * D], not yet stored, of the token x [hidden]; `cache` gets its key and value."""
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
     normed = stored(norm(Affine.exact(x), weights.attention_norm, shape.eps), noise)

@@ -18,7 +18,10 @@ SWISH = 1.702  #: alpha of the clamped SwiGLU, which the kernel rounds to FP32
 
 def times(weights: Matrix, x: Affine, act: Format = Format.BF16) -> Affine:
     """Products [N] of stored activations x [K] with a matrix, plus its bias."""
-    values, bias = dequantise(weights.codes, weights.scales, weights.fmt), np.asarray(weights.bias, np.float64)
+    values, bias = (
+        dequantise(weights.codes, weights.scales, weights.fmt),
+        np.asarray(weights.bias, np.float64),
+    )
     error = array_error(act, weights.fmt, x.magnitude, np.abs(values), np.abs(bias))
     return (x.matrix(values) + Affine.exact(bias)).widened(error)
 
@@ -66,8 +69,14 @@ def expert_form(x: Affine, act: Format, weights: Expert) -> Affine:
     return times(weights.down, hidden.widened(store_error(hidden, act)), act)
 
 
-def weighted_experts(total: Affine, x: Affine, act: Format, logits: Affine, experts: list[Expert],
-                     ids: NDArray[np.int64]) -> Affine:
+def weighted_experts(
+    total: Affine,
+    x: Affine,
+    act: Format,
+    logits: Affine,
+    experts: list[Expert],
+    ids: NDArray[np.int64],
+) -> Affine:
     """`total` [hidden] plus the chosen experts' outputs by share, FP32 throughout."""
     check_choice(logits, ids)
     shares = shares_of(logits[ids])
@@ -99,7 +108,9 @@ def moe_bound(
         token = Affine.exact(row)
         rounded = stored(token, noise)
         given = rounded if act is Format.BF16 else stored(token, noise, act)
-        out = weighted_experts(Affine.exact(np.zeros(len(row))), given, act, times(router, rounded), experts, chosen)
+        out = weighted_experts(
+            Affine.exact(np.zeros(len(row))), given, act, times(router, rounded), experts, chosen
+        )
         reference.append(out.value)
         bound.append(out.bound)
     return np.stack(reference), np.stack(bound)

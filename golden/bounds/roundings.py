@@ -85,8 +85,9 @@ def significands(fmt: Format) -> tuple[int, int]:
     return least, (2 << spec.mantissa_bits) - 1
 
 
-def array_error(act_fmt: Format, weight_fmt: Format, act: Array, weight: Array,
-                bias: Array | None = None) -> Array:
+def array_error(
+    act_fmt: Format, weight_fmt: Format, act: Array, weight: Array, bias: Array | None = None
+) -> Array:
     """Largest error [..., N] of the array from the exact product, whatever its number of rows.
 
     `act` [..., K] and `weight` [N, K] are magnitudes, `bias` [N] that of the initial values. With R rows and G groups
@@ -102,9 +103,12 @@ def array_error(act_fmt: Format, weight_fmt: Format, act: Array, weight: Array,
     groups = -(-length // group_elements(weight_fmt))
     steps = 2 + slices(act_fmt, weight_fmt) * groups
     (act_least, act_most), (weight_least, weight_most) = map(significands, (act_fmt, weight_fmt))
-    flushed = (products_per_slice(act_fmt, weight_fmt) - 1) * 2.0 ** -(WINDOW + 1) * (
-        act_most * weight_most) / (act_least * weight_least)
+    flushed = (
+        (products_per_slice(act_fmt, weight_fmt) - 1)
+        * 2.0 ** -(WINDOW + 1)
+        * (act_most * weight_most)
+        / (act_least * weight_least)
+    )
     tiny = length * FP32_TINY * (np.max(act, initial=0.0) + np.max(weight, initial=0.0))
     reference = length * FLOAT64_ULP  # the exact product is a float64 one
     return magnitude * (growth(steps) + flushed + reference) + tiny + steps * FP32_TINY
-

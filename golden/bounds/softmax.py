@@ -128,7 +128,11 @@ def with_sink(scores: Affine, sink: float) -> Affine:
     """Scores [T] and the sink logit as the last one [T + 1]; unchanged for -inf."""
     if np.isneginf(sink):
         return scores
-    return Affine(np.append(scores.value, sink), np.pad(scores.terms, ((0, 0), (0, 1))), np.append(scores.rest, 0.0))
+    return Affine(
+        np.append(scores.value, sink),
+        np.pad(scores.terms, ((0, 0), (0, 1))),
+        np.append(scores.rest, 0.0),
+    )
 
 
 def mixed(scores: Affine, sink: float, cache: CachedTokens, slots: int, noise: Noise) -> Affine:
@@ -143,8 +147,10 @@ def mixed(scores: Affine, sink: float, cache: CachedTokens, slots: int, noise: N
     known = softmax(with_sink(scores, sink), units)
     tokens, weights = len(scores.value), known.weights
     # The sink's value is 0.
-    values, rests, radii = (np.pad(part, ((0, len(weights) - tokens), (0, 0))) for part in (
-        cache.values.values, cache.values.rests, cache.values.radii))
+    values, rests, radii = (
+        np.pad(part, ((0, len(weights) - tokens), (0, 0)))
+        for part in (cache.values.values, cache.values.rests, cache.values.radii)
+    )
     out = weights @ values
     gaps = values - out
 

@@ -90,32 +90,62 @@ def attend(
     for index, part in enumerate(parts):
         tag = f"{name}.c{index}"
         span = slice(part.start, part.stop)
-        scores = trace.keep(f"{tag}.scores", matmul(
-            queries, None, bf16, keys[span], None, bf16, machine.rows)).values
-        masks = {} if part.mask is None else {
-            "mask": True, "mask_lo": part.mask[0], "mask_hi": part.mask[1]}
+        scores = trace.keep(
+            f"{tag}.scores", matmul(queries, None, bf16, keys[span], None, bf16, machine.rows)
+        ).values
+        masks = (
+            {}
+            if part.mask is None
+            else {"mask": True, "mask_lo": part.mask[0], "mask_hi": part.mask[1]}
+        )
         top = trace.keep(f"{tag}.chunk_max", row_max(scores, lanes=lanes, **masks)).values
         new = trace.keep(f"{tag}.max", vector(top, largest, lanes=lanes, op1="max")[0]).values
-        shrink = trace.keep(f"{tag}.shrink", vector(
-            largest, new, np.float32(LOG2E), lanes=lanes, op1="sub", s1="b", mul=True, s2="d",
-            function="exp2")[0]).values
+        shrink = trace.keep(
+            f"{tag}.shrink",
+            vector(
+                largest,
+                new,
+                np.float32(LOG2E),
+                lanes=lanes,
+                op1="sub",
+                s1="b",
+                mul=True,
+                s2="d",
+                function="exp2",
+            )[0],
+        ).values
         probs, sums = exponentials(scores, new[0], LOG2E, lanes=lanes, **masks)
         stored = trace.keep(f"{tag}.probs", probs, bf16)
         chunk_sum = trace.keep(f"{tag}.chunk_sum", sums).values
         before = np.ones_like(new) if total is None else total
-        total = trace.keep(f"{tag}.sum", vector(
-            shrink, before, chunk_sum, lanes=lanes, mul=True, s2="b", add=True, s3="d")[0]).values
-        product = trace.keep(f"{tag}.product", matmul(
-            stored.codes, None, bf16, values[span].T.copy(), None, bf16, machine.rows)).values
+        total = trace.keep(
+            f"{tag}.sum",
+            vector(shrink, before, chunk_sum, lanes=lanes, mul=True, s2="b", add=True, s3="d")[0],
+        ).values
+        product = trace.keep(
+            f"{tag}.product",
+            matmul(stored.codes, None, bf16, values[span].T.copy(), None, bf16, machine.rows),
+        ).values
         if output is None:
             output = product
         else:
-            output = trace.keep(f"{tag}.output", vector(
-                output, shrink[0][:, None], product, lanes=lanes, mul=True, s2="b", add=True,
-                s3="d")[0]).values
+            output = trace.keep(
+                f"{tag}.output",
+                vector(
+                    output,
+                    shrink[0][:, None],
+                    product,
+                    lanes=lanes,
+                    mul=True,
+                    s2="b",
+                    add=True,
+                    s3="d",
+                )[0],
+            ).values
         largest = new
-    inverse = trace.keep(f"{name}.inverse", vector(
-        total, lanes=lanes, function="reciprocal")[0]).values
+    inverse = trace.keep(
+        f"{name}.inverse", vector(total, lanes=lanes, function="reciprocal")[0]
+    ).values
     return scale_rows(output, inverse[0], lanes=lanes)
 
 
@@ -138,8 +168,16 @@ def attention(
     group = heads // kv_heads
     scaled = trace.keep("queries", fp32.mul(queries, np.float32(scale)), Format.BF16).codes
     outputs = [
-        attend(machine, trace, f"g{g}", scaled[g * group : (g + 1) * group], keys[:, g],
-               values[:, g], sinks[g * group : (g + 1) * group], parts)
+        attend(
+            machine,
+            trace,
+            f"g{g}",
+            scaled[g * group : (g + 1) * group],
+            keys[:, g],
+            values[:, g],
+            sinks[g * group : (g + 1) * group],
+            parts,
+        )
         for g in range(kv_heads)
     ]
     return trace.keep("attended", np.concatenate(outputs), out_format).values

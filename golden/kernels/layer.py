@@ -62,19 +62,39 @@ def rope_rows(cos: NDArray, sin: NDArray) -> tuple[Float32, Float32]:
     return np.concatenate([cosine, cosine]), np.concatenate([-sine, sine])
 
 
-def norm(machine: Machine, trace: Trace, name: str, x: Float32, weight: Float32, eps: float
-         ) -> Float32:
+def norm(
+    machine: Machine, trace: Trace, name: str, x: Float32, weight: Float32, eps: float
+) -> Float32:
     """RMSNorm of rows x [M, hidden], before it is stored."""
     lanes = machine.lanes
     squares = trace.keep(f"{name}.squares", row_sum(x, lanes=lanes, mul=True, s2="x")).values
-    inverse = trace.keep(f"{name}.inverse", vector(
-        squares, np.float32(1.0 / x.shape[1]), np.float32(eps), lanes=lanes, mul=True, s2="b",
-        add=True, s3="d", function="rsqrt")[0]).values
+    inverse = trace.keep(
+        f"{name}.inverse",
+        vector(
+            squares,
+            np.float32(1.0 / x.shape[1]),
+            np.float32(eps),
+            lanes=lanes,
+            mul=True,
+            s2="b",
+            add=True,
+            s3="d",
+            function="rsqrt",
+        )[0],
+    ).values
     return scale_rows(x, inverse[0], weight, lanes=lanes)
 
 
-def layer(machine: Machine, trace: Trace, shape: LayerShape, weights: LayerWeights,
-          cache: LayerCache, x: Float32, cos: NDArray, sin: NDArray) -> Float32:
+def layer(
+    machine: Machine,
+    trace: Trace,
+    shape: LayerShape,
+    weights: LayerWeights,
+    cache: LayerCache,
+    x: Float32,
+    cos: NDArray,
+    sin: NDArray,
+) -> Float32:
     """One token: residual stream x [hidden] in, residual stream [hidden] out; `cache` is updated.
 
     `cos`, `sin` [head_dim / 2] are the token's RoPE tables.
@@ -82,18 +102,29 @@ def layer(machine: Machine, trace: Trace, shape: LayerShape, weights: LayerWeigh
     lanes, dim = machine.lanes, shape.head_dim
     heads, kv_heads = shape.heads, shape.kv_heads
     stream = np.asarray(x, np.float32)[None, :]
-    normed = trace.keep("normed", norm(
-        machine, trace, "norm1", stream, weights.attention_norm, shape.eps), Format.BF16)
+    normed = trace.keep(
+        "normed",
+        norm(machine, trace, "norm1", stream, weights.attention_norm, shape.eps),
+        Format.BF16,
+    )
     qkv = trace.keep("qkv", weights.qkv.times(machine, normed)).values.reshape(-1, dim)
     cosine, sine = rope_rows(cos, sin)
     rotated_part = qkv[: heads + kv_heads]
-    turned = trace.keep("turned", vector(
-        rotated_part, sine, lanes=lanes, permute=(dim // 2).bit_length(), mul=True,
-        s2="b")[0]).values
-    rotated = trace.keep("rotated", vector(
-        rotated_part, cosine, turned, lanes=lanes, mul=True, s2="b", add=True, s3="d")[0]).values
-    queries = trace.keep("queries", vector(
-        rotated[:heads], np.float32(dim**-0.5), lanes=lanes, mul=True, s2="b")[0], Format.BF16)
+    turned = trace.keep(
+        "turned",
+        vector(rotated_part, sine, lanes=lanes, permute=(dim // 2).bit_length(), mul=True, s2="b")[
+            0
+        ],
+    ).values
+    rotated = trace.keep(
+        "rotated",
+        vector(rotated_part, cosine, turned, lanes=lanes, mul=True, s2="b", add=True, s3="d")[0],
+    ).values
+    queries = trace.keep(
+        "queries",
+        vector(rotated[:heads], np.float32(dim**-0.5), lanes=lanes, mul=True, s2="b")[0],
+        Format.BF16,
+    )
     key = trace.keep("key", rotated[heads:], Format.BF16)
     value = trace.keep("value", qkv[heads + kv_heads :], Format.BF16)
     slot = cache.length % shape.ring
@@ -104,25 +135,44 @@ def layer(machine: Machine, trace: Trace, shape: LayerShape, weights: LayerWeigh
     parts = chunks(len(valid), valid, shape.chunk)
     group = heads // kv_heads
     outputs = [
-        attend(machine, trace, f"g{g}", queries.codes[g * group : (g + 1) * group],
-               cache.keys[:, g], cache.values[:, g], weights.sinks[g * group : (g + 1) * group],
-               parts)
+        attend(
+            machine,
+            trace,
+            f"g{g}",
+            queries.codes[g * group : (g + 1) * group],
+            cache.keys[:, g],
+            cache.values[:, g],
+            weights.sinks[g * group : (g + 1) * group],
+            parts,
+        )
         for g in range(kv_heads)
     ]
     attended = trace.keep("attended", np.concatenate(outputs), Format.BF16)
     flat = Stored(attended.codes.reshape(1, -1), Format.BF16)
     projected = trace.keep("projected", weights.output.times(machine, flat)).values
-    middle = trace.keep("middle", vector(
-        stream, projected, lanes=lanes, op1="add", s1="b")[0]).values
+    middle = trace.keep(
+        "middle", vector(stream, projected, lanes=lanes, op1="add", s1="b")[0]
+    ).values
 
-    x2 = trace.keep("normed2", norm(
-        machine, trace, "norm2", middle, weights.moe_norm, shape.eps), Format.BF16)
+    x2 = trace.keep(
+        "normed2", norm(machine, trace, "norm2", middle, weights.moe_norm, shape.eps), Format.BF16
+    )
     logits = trace.keep("logits", weights.router.times(machine, x2)).values
     ids, shares = gate(machine, trace, "gate", logits[0], shape.top_k)
     total = middle
     for i, e in enumerate(ids):
         result = expert(machine, trace, f"e{i}", x2, weights.experts[e])
-        total = trace.keep(f"e{i}.stream", vector(
-            result, shares[i : i + 1, None], total, lanes=lanes, mul=True, s2="b", add=True,
-            s3="d")[0]).values
+        total = trace.keep(
+            f"e{i}.stream",
+            vector(
+                result,
+                shares[i : i + 1, None],
+                total,
+                lanes=lanes,
+                mul=True,
+                s2="b",
+                add=True,
+                s3="d",
+            )[0],
+        ).values
     return total[0]

@@ -43,8 +43,16 @@ class Matrix:
 
     def times(self, machine: Machine, act: Stored) -> Float32:
         """FP32 [M, N] of activations [M, K]."""
-        return matmul(act.codes, act.scales, act.fmt, self.codes, self.scales, self.fmt,
-                      machine.rows, self.bias)
+        return matmul(
+            act.codes,
+            act.scales,
+            act.fmt,
+            self.codes,
+            self.scales,
+            self.fmt,
+            machine.rows,
+            self.bias,
+        )
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,15 @@ class Expert:
     intermediate: int
 
     @classmethod
-    def of(cls, gate_up: NDArray, gate_up_bias: NDArray, down: NDArray, down_bias: NDArray,
-           fmt: Format, lanes: int) -> "Expert":
+    def of(
+        cls,
+        gate_up: NDArray,
+        gate_up_bias: NDArray,
+        down: NDArray,
+        down_bias: NDArray,
+        fmt: Format,
+        lanes: int,
+    ) -> "Expert":
         """From GPT-OSS's interleaved rows (even gate, odd up) [2 I, hidden] and [hidden, I]."""
         size = len(gate_up) // 2
         padded = -(-size // lanes) * lanes
@@ -71,8 +86,9 @@ class Expert:
         return cls(Matrix.of(rows, fmt, bias), Matrix.of(down, fmt, down_bias), size)
 
 
-def gate(machine: Machine, trace: Trace, name: str, logits: Float32, k: int
-         ) -> tuple[NDArray[np.int64], Float32]:
+def gate(
+    machine: Machine, trace: Trace, name: str, logits: Float32, k: int
+) -> tuple[NDArray[np.int64], Float32]:
     """The k experts of one row of logits [E] and their shares [k]: softmax over the chosen."""
     lanes = machine.lanes
     ids, scores = topk(logits, k)
@@ -82,10 +98,12 @@ def gate(machine: Machine, trace: Trace, name: str, logits: Float32, k: int
     terms, sums = exponentials(chosen, top[0], LOG2E, lanes=lanes)
     kept = trace.keep(f"{name}.terms", terms).values
     total = trace.keep(f"{name}.total", sums).values
-    inverse = trace.keep(f"{name}.inverse", vector(
-        total, lanes=lanes, function="reciprocal")[0]).values
-    shares = trace.keep(f"{name}.shares", vector(
-        kept, inverse[0][:, None], lanes=lanes, mul=True, s2="b")[0]).values
+    inverse = trace.keep(
+        f"{name}.inverse", vector(total, lanes=lanes, function="reciprocal")[0]
+    ).values
+    shares = trace.keep(
+        f"{name}.shares", vector(kept, inverse[0][:, None], lanes=lanes, mul=True, s2="b")[0]
+    ).values
     return ids, shares[0]
 
 
@@ -94,17 +112,50 @@ def expert(machine: Machine, trace: Trace, name: str, x: Stored, weights: Expert
     lanes, size = machine.lanes, weights.intermediate
     both = trace.keep(f"{name}.gate_up", weights.gate_up.times(machine, x)).values
     half = both.shape[1] // 2
-    gated = trace.keep(f"{name}.gated", vector(
-        both[:, :size], np.float32(ALPHA), lanes=lanes, clamp=LIMIT, clamp_hi=True, mul=True,
-        s2="b", function="sigmoid", mul2=True, s4="x")[0]).values
-    hidden = trace.keep(f"{name}.hidden", vector(
-        both[:, half : half + size], np.float32(1.0), gated, lanes=lanes, clamp=LIMIT,
-        clamp_hi=True, clamp_lo=True, op1="add", s1="b", mul=True, s2="d")[0], x.fmt)
+    gated = trace.keep(
+        f"{name}.gated",
+        vector(
+            both[:, :size],
+            np.float32(ALPHA),
+            lanes=lanes,
+            clamp=LIMIT,
+            clamp_hi=True,
+            mul=True,
+            s2="b",
+            function="sigmoid",
+            mul2=True,
+            s4="x",
+        )[0],
+    ).values
+    hidden = trace.keep(
+        f"{name}.hidden",
+        vector(
+            both[:, half : half + size],
+            np.float32(1.0),
+            gated,
+            lanes=lanes,
+            clamp=LIMIT,
+            clamp_hi=True,
+            clamp_lo=True,
+            op1="add",
+            s1="b",
+            mul=True,
+            s2="d",
+        )[0],
+        x.fmt,
+    )
     return trace.keep(f"{name}.down", weights.down.times(machine, hidden)).values
 
 
-def moe(machine: Machine, trace: Trace, x: Float32, router: Matrix, experts: list[Expert], k: int,
-        act: Format = Format.BF16) -> Float32:
+def moe(
+    machine: Machine,
+    trace: Trace,
+    x: Float32,
+    router: Matrix,
+    experts: list[Expert],
+    k: int,
+    act: Format = Format.BF16,
+) -> Float32:
     """Normed activations x [tokens, hidden] (FP32) to the experts' weighted sum [tokens, hidden]."""
     lanes = machine.lanes
     rounded = trace.keep("x_bf16", x, Format.BF16)
@@ -121,6 +172,7 @@ def moe(machine: Machine, trace: Trace, x: Float32, router: Matrix, experts: lis
             if i == 0:
                 out[t] = vector(result, share, lanes=lanes, mul=True, s2="b")[0][0]
             else:
-                out[t] = vector(result, share, out[t : t + 1], lanes=lanes, mul=True, s2="b",
-                                add=True, s3="d")[0][0]
+                out[t] = vector(
+                    result, share, out[t : t + 1], lanes=lanes, mul=True, s2="b", add=True, s3="d"
+                )[0][0]
     return trace.keep("moe", out).values

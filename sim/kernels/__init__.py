@@ -5,6 +5,5 @@ from sim.kernels import attention, gemm, layer, moe
 from sim.kernels.types import Kernel
 
 KERNELS: dict[str, Kernel] = {
-    kernel.name: kernel
-    for kernel in (gemm.KERNEL, attention.KERNEL, moe.KERNEL, layer.KERNEL)
+    kernel.name: kernel for kernel in (gemm.KERNEL, attention.KERNEL, moe.KERNEL, layer.KERNEL)
 }

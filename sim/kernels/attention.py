@@ -33,16 +33,25 @@ OPTIONS = {
 def check_heads(lanes: int, heads: int, kv_heads: int, head_dim: int) -> None:
     """InputError for heads that the tile's program cannot lay out."""
     if heads % kv_heads:
-        raise InputError("heads", heads, f"it must be a multiple of kv_heads {kv_heads}",
-                         f"take {kv_heads * (heads // kv_heads + 1)}")
+        raise InputError(
+            "heads",
+            heads,
+            f"it must be a multiple of kv_heads {kv_heads}",
+            f"take {kv_heads * (heads // kv_heads + 1)}",
+        )
     unit = max(8, lanes)
     if head_dim % unit:
-        raise InputError("head_dim", head_dim, f"it must be a multiple of {unit} on this tile",
-                         f"take {align_up(head_dim, unit)}")
+        raise InputError(
+            "head_dim",
+            head_dim,
+            f"it must be a multiple of {unit} on this tile",
+            f"take {align_up(head_dim, unit)}",
+        )
 
 
-def kv_images(memory: TileMemory, region: KvRegion, keys: NDArray[np.uint16],
-              values: NDArray[np.uint16]) -> None:
+def kv_images(
+    memory: TileMemory, region: KvRegion, keys: NDArray[np.uint16], values: NDArray[np.uint16]
+) -> None:
     """Puts keys and values [slots, D] into a head's cache, as if they had been appended."""
     cols, dim = memory.config.cols, region.head_dim
     slots = len(keys)
@@ -64,8 +73,7 @@ def kv_images(memory: TileMemory, region: KvRegion, keys: NDArray[np.uint16],
 def put(memory: TileMemory, row: int, lines: NDArray[np.uint16]) -> None:
     """Adds lines [..., 8] of BF16 codes from a KV SRAM row on."""
     raw = np.ascontiguousarray(lines.reshape(-1, 8), "<u2").view(np.uint8)
-    memory.kv_images.append(
-        (row * memory.config.cols, raw, np.full(len(raw), 127, np.uint8)))
+    memory.kv_images.append((row * memory.config.cols, raw, np.full(len(raw), 127, np.uint8)))
 
 
 def run(request: KernelRequest) -> KernelResult:
@@ -90,8 +98,7 @@ def run(request: KernelRequest) -> KernelResult:
 
     trace = Trace()
     out = attention(machine, trace, queries, keys, values, sinks, scale, parts)
-    reference, bound = attention_bound(
-        queries, keys, values, sinks, scale, valid, Format.BF16)
+    reference, bound = attention_bound(queries, keys, values, sinks, scale, valid, Format.BF16)
     error, limit = largest_error(out, reference, bound)
 
     memory = TileMemory(tile)
@@ -102,14 +109,19 @@ def run(request: KernelRequest) -> KernelResult:
         old_keys = np.where(before[:, None], keys[:, g], 0).astype(np.uint16)
         old_values = np.where(before[:, None], values[:, g], 0).astype(np.uint16)
         kv_images(memory, region, old_keys, old_values)
-    rotated = memory.fill(memory.buffer("rotated", heads, dim), Stored(
-        fp32.bits(queries), Format.FP32))
-    key = memory.fill(memory.buffer("key", kv_heads, dim, Format.BF16),
-                      Stored(keys[slot], Format.BF16))
-    value = memory.fill(memory.buffer("value", kv_heads, dim, Format.BF16),
-                        Stored(values[slot], Format.BF16))
-    sink = memory.fill(memory.buffer("sinks", kv_heads, heads // kv_heads), Stored(
-        fp32.bits(sinks).reshape(kv_heads, -1), Format.FP32))
+    rotated = memory.fill(
+        memory.buffer("rotated", heads, dim), Stored(fp32.bits(queries), Format.FP32)
+    )
+    key = memory.fill(
+        memory.buffer("key", kv_heads, dim, Format.BF16), Stored(keys[slot], Format.BF16)
+    )
+    value = memory.fill(
+        memory.buffer("value", kv_heads, dim, Format.BF16), Stored(values[slot], Format.BF16)
+    )
+    sink = memory.fill(
+        memory.buffer("sinks", kv_heads, heads // kv_heads),
+        Stored(fp32.bits(sinks).reshape(kv_heads, -1), Format.FP32),
+    )
     attended = memory.buffer("attended", heads, dim, Format.BF16)
     program(p, rotated, key, value, sink, regions, slot, scale, parts, attended)
     checks = [Check(memory.buffers[name], kept) for name, kept in trace.buffers.items()]

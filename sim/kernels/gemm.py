@@ -56,8 +56,12 @@ def cuts(size: int, tiles: int, unit: int) -> list[slice]:
     """`tiles` pieces of `size`, all but the last multiples of `unit` and none empty."""
     units = -(-size // unit)
     if units < tiles:
-        raise InputError("split", size, f"it must give each of {tiles} tiles at least {unit}",
-                         f"take at least {unit * (tiles - 1) + 1}")
+        raise InputError(
+            "split",
+            size,
+            f"it must give each of {tiles} tiles at least {unit}",
+            f"take at least {unit * (tiles - 1) + 1}",
+        )
     edges = [min(size, unit * (units * i // tiles)) for i in range(tiles + 1)]
     return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
 
@@ -81,9 +85,11 @@ def run(request: KernelRequest) -> KernelResult:
     act, weight = operand(rng, m, k, act_fmt), operand(rng, n, k, weight_fmt)
     out_fmt = Format.FP32 if s["out"] == "fp32" or split == "k" else Format.BF16
     reference = matmul_reference(
-        act.codes, act.scales, act_fmt, weight.codes, weight.scales, weight_fmt)
-    bound = matmul_bound(act.codes, act.scales, act_fmt, weight.codes, weight.scales, weight_fmt,
-                         config.tile.rows)
+        act.codes, act.scales, act_fmt, weight.codes, weight.scales, weight_fmt
+    )
+    bound = matmul_bound(
+        act.codes, act.scales, act_fmt, weight.codes, weight.scales, weight_fmt, config.tile.rows
+    )
 
     whole = slice(None)
     if split == "n":
@@ -110,8 +116,17 @@ def run(request: KernelRequest) -> KernelResult:
         checks.append(Check(out, stored(products[tile], out_fmt), tile))
         works.append(p.work)
     if split == "n":
-        gather(config.mesh_x, programs, memories, m, n, out_fmt, places, checks,
-               np.concatenate(products, axis=1))
+        gather(
+            config.mesh_x,
+            programs,
+            memories,
+            m,
+            n,
+            out_fmt,
+            places,
+            checks,
+            np.concatenate(products, axis=1),
+        )
         final = np.concatenate(products, axis=1)
     elif split == "k":
         grid = np.stack(products).reshape(config.mesh_y, config.mesh_x, -1)
@@ -123,8 +138,15 @@ def run(request: KernelRequest) -> KernelResult:
             source = memories[tile].buffers["out"]
             total = memories[tile].buffer("total", m, n, Format.FP32)
             lines = (source.at(m - 1) - source.address) // 16 + -(-n // 4)
-            p.command("collective", src_addr=source.address, dst_addr=total.address, lines=lines,
-                      op=CollectiveOp.ALLREDUCE_SUM, scope=Scope.MESH, root=0)
+            p.command(
+                "collective",
+                src_addr=source.address,
+                dst_addr=total.address,
+                lines=lines,
+                op=CollectiveOp.ALLREDUCE_SUM,
+                scope=Scope.MESH,
+                root=0,
+            )
             checks.append(Check(total, stored(final, Format.FP32), tile))
     else:
         final = products[0]
@@ -132,8 +154,11 @@ def run(request: KernelRequest) -> KernelResult:
     if out_fmt is Format.BF16:
         bound = bound + np.abs(reference) * 2.0**-8
     error, limit = largest_error(values, reference, bound)
-    result = simulate(request, memories, [TileRun(
-        [None if p is None else p.finish() for p in programs], memories, checks)])
+    result = simulate(
+        request,
+        memories,
+        [TileRun([None if p is None else p.finish() for p in programs], memories, checks)],
+    )
     shape = dict(s) | {"out": "fp32" if out_fmt is Format.FP32 else "bf16"}
     return kernel_result("gemm", request, shape, result, works, error, limit)
 
@@ -145,9 +170,17 @@ def stored(values: NDArray[np.float32], fmt: Format) -> Stored:
     return Stored(fp32.bits(values), fmt)
 
 
-def gather(mesh_x: int, programs: list[TileProgram | None], memories: list[TileMemory], m: int,
-           n: int, fmt: Format, places: list[slice], checks: list[Check],
-           final: NDArray[np.float32]) -> None:
+def gather(
+    mesh_x: int,
+    programs: list[TileProgram | None],
+    memories: list[TileMemory],
+    m: int,
+    n: int,
+    fmt: Format,
+    places: list[slice],
+    checks: list[Check],
+    final: NDArray[np.float32],
+) -> None:
     """Every tile sends its columns into tile 0's result, which then waits for all of them."""
     whole = memories[0].buffer("gathered", m, n, fmt)
     arrived = None
@@ -157,16 +190,27 @@ def gather(mesh_x: int, programs: list[TileProgram | None], memories: list[TileM
         arrived = semaphore if tile == 0 else arrived
         mine = memories[tile].buffers["out"]
         width = mine.cols * (4 if fmt is Format.FP32 else 2)
-        p.command("send", x=0, y=0, src_addr=mine.address, dst_addr=whole.at(0, places[tile].start),
-                  src_stride=mine.stride_lines, dst_stride=whole.stride_lines,
-                  lines=-(-width // 16), rows=m, semaphore=semaphore, post_=1)
+        p.command(
+            "send",
+            x=0,
+            y=0,
+            src_addr=mine.address,
+            dst_addr=whole.at(0, places[tile].start),
+            src_stride=mine.stride_lines,
+            dst_stride=whole.stride_lines,
+            lines=-(-width // 16),
+            rows=m,
+            semaphore=semaphore,
+            post_=1,
+        )
     first = programs[0]
     assert first is not None and arrived is not None
     first.join()
     for _ in programs:
         first.program.wait(arrived)
-    checks.append(Check(Buffer(whole.name, whole.address, m, n, fmt, whole.stride),
-                        stored(final, fmt), 0))
+    checks.append(
+        Check(Buffer(whole.name, whole.address, m, n, fmt, whole.stride), stored(final, fmt), 0)
+    )
 
 
 KERNEL = Kernel("gemm", "dense matrix product", OPTIONS, run)

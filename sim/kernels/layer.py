@@ -35,22 +35,38 @@ from sim.programs.work import Work
 
 # The sizes of `gptoss_layer0`; with these the layer runs on that file's tokens and weights.
 DEFAULTS = {
-    "heads": 4, "kv_heads": 2, "head_dim": 16, "window": 8, "tokens": 16, "hidden": 64,
-    "intermediate": 64, "experts": 8, "top_k": 2, "context": 16,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "window": 8,
+    "tokens": 16,
+    "hidden": 64,
+    "intermediate": 64,
+    "experts": 8,
+    "top_k": 2,
+    "context": 16,
 }
 DOCS = {
-    "context": "tokens that the cache holds without a window", "tokens": "tokens decoded",
+    "context": "tokens that the cache holds without a window",
+    "tokens": "tokens decoded",
 }
 OPTIONS = {
-    name: replace(option, default=DEFAULTS.get(name, option.default),
-                  doc=DOCS.get(name, option.doc))
+    name: replace(
+        option, default=DEFAULTS.get(name, option.default), doc=DOCS.get(name, option.doc)
+    )
     for name, option in (ATTENTION_OPTIONS | MOE_OPTIONS).items()
 } | {"act": Option("bf16", "format of the experts' activations", choices=("bf16",))}
 
 
-def random_layer(rng: np.random.Generator, shape: LayerShape, tokens: int, size: int, count: int,
-                 weight_fmt: Format, lanes: int
-                 ) -> tuple[LayerWeights, NDArray, NDArray, NDArray]:
+def random_layer(
+    rng: np.random.Generator,
+    shape: LayerShape,
+    tokens: int,
+    size: int,
+    count: int,
+    weight_fmt: Format,
+    lanes: int,
+) -> tuple[LayerWeights, NDArray, NDArray, NDArray]:
     """Weights, residual stream [tokens, hidden] and RoPE tables [tokens, head_dim / 2]."""
 
     def weights(*dims: int) -> NDArray[np.float32]:
@@ -62,16 +78,34 @@ def random_layer(rng: np.random.Generator, shape: LayerShape, tokens: int, size:
     hidden, dim = shape.hidden, shape.head_dim
     width = (shape.heads + 2 * shape.kv_heads) * dim
     made = LayerWeights(
-        near_one(hidden), Matrix.of(weights(width, hidden), Format.BF16, 0.1 * weights(width)),
+        near_one(hidden),
+        Matrix.of(weights(width, hidden), Format.BF16, 0.1 * weights(width)),
         rng.standard_normal(shape.heads).astype(np.float32),
         Matrix.of(weights(hidden, shape.heads * dim), Format.BF16, 0.1 * weights(hidden)),
         near_one(hidden),
         Matrix.of(weights(count, hidden), Format.BF16, weights(count)),
-        [Expert.of(weights(2 * size, hidden), weights(2 * size), weights(hidden, size),
-                   weights(hidden), weight_fmt, lanes) for _ in range(count)])
+        [
+            Expert.of(
+                weights(2 * size, hidden),
+                weights(2 * size),
+                weights(hidden, size),
+                weights(hidden),
+                weight_fmt,
+                lanes,
+            )
+            for _ in range(count)
+        ],
+    )
     rope = GPT_OSS_120B.rope
-    frequencies = yarn_inv_freq(dim, rope.theta, rope.factor, rope.original_positions,
-                                rope.beta_fast, rope.beta_slow, rope.truncate)
+    frequencies = yarn_inv_freq(
+        dim,
+        rope.theta,
+        rope.factor,
+        rope.original_positions,
+        rope.beta_fast,
+        rope.beta_slow,
+        rope.truncate,
+    )
     cos, sin = rope_tables(np.arange(tokens), frequencies, rope.table_scale)
     xs = rng.standard_normal((tokens, hidden)).astype(np.float32)
     return made, xs, cos.astype(np.float32), sin.astype(np.float32)
@@ -90,16 +124,23 @@ def place_layer(p: TileProgram, shape: LayerShape, weights: LayerWeights) -> Lay
     output, output_bias = place_matrix(memory, "output", weights.output, stream=True)
     router, router_bias = place_matrix(memory, "router", weights.router, stream=True)
     return LayerPlace(
-        vector(memory, "attention_norm", weights.attention_norm), qkv, qkv_bias,
-        vector(memory, "sinks", weights.sinks, shape.kv_heads), output, output_bias,
-        vector(memory, "moe_norm", weights.moe_norm), router, router_bias,
+        vector(memory, "attention_norm", weights.attention_norm),
+        qkv,
+        qkv_bias,
+        vector(memory, "sinks", weights.sinks, shape.kv_heads),
+        output,
+        output_bias,
+        vector(memory, "moe_norm", weights.moe_norm),
+        router,
+        router_bias,
         place_experts(memory, weights.experts),
-        [KvRegion.allocate(p, f"kv{g}", shape.ring, shape.head_dim)
-         for g in range(shape.kv_heads)])
+        [KvRegion.allocate(p, f"kv{g}", shape.ring, shape.head_dim) for g in range(shape.kv_heads)],
+    )
 
 
-def inputs(request: KernelRequest, tile: TileConfig
-           ) -> tuple[LayerShape, LayerWeights, NDArray, NDArray, NDArray]:
+def inputs(
+    request: KernelRequest, tile: TileConfig
+) -> tuple[LayerShape, LayerWeights, NDArray, NDArray, NDArray]:
     """Shape, weights, tokens [T, hidden] and RoPE tables of the settings."""
     s = request.settings
     sizes = {name: int(s[name]) for name in DEFAULTS}
@@ -108,18 +149,37 @@ def inputs(request: KernelRequest, tile: TileConfig
     unit = max(8, tile.cols)
     ring = align_up(sizes["context"] if window is None else window, unit)
     if window is None and sizes["tokens"] > sizes["context"]:
-        raise InputError("tokens", sizes["tokens"],
-                         f"the cache holds context = {sizes['context']}", "take a larger context")
+        raise InputError(
+            "tokens",
+            sizes["tokens"],
+            f"the cache holds context = {sizes['context']}",
+            "take a larger context",
+        )
     check_heads(tile.lanes, sizes["heads"], sizes["kv_heads"], sizes["head_dim"])
     check_gate(tile.max_experts, tile.max_topk, sizes["experts"], sizes["top_k"])
     if sizes == DEFAULTS:
         shape, weights, xs, cos, sin = gptoss_layer0(tile.lanes, weight_fmt)
         return replace(shape, ring=ring, chunk=CHUNK), weights, xs, cos, sin
     shape = LayerShape(
-        sizes["hidden"], sizes["heads"], sizes["kv_heads"], sizes["head_dim"], window, ring,
-        sizes["top_k"], GPT_OSS_120B.norm_eps, CHUNK)
-    made = random_layer(np.random.default_rng(request.seed), shape, sizes["tokens"],
-                        sizes["intermediate"], sizes["experts"], weight_fmt, tile.lanes)
+        sizes["hidden"],
+        sizes["heads"],
+        sizes["kv_heads"],
+        sizes["head_dim"],
+        window,
+        ring,
+        sizes["top_k"],
+        GPT_OSS_120B.norm_eps,
+        CHUNK,
+    )
+    made = random_layer(
+        np.random.default_rng(request.seed),
+        shape,
+        sizes["tokens"],
+        sizes["intermediate"],
+        sizes["experts"],
+        weight_fmt,
+        tile.lanes,
+    )
     return shape, *made
 
 

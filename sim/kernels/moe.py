@@ -32,11 +32,16 @@ OPTIONS = {
 def check_gate(max_experts: int, max_topk: int, experts: int, top_k: int) -> None:
     """InputError for a gate that the tile's top-k unit cannot do."""
     if experts > max_experts:
-        raise InputError("experts", experts, f"the tile's top-k unit takes {max_experts}",
-                         "take fewer")
+        raise InputError(
+            "experts", experts, f"the tile's top-k unit takes {max_experts}", "take fewer"
+        )
     if top_k > min(max_topk, experts):
-        raise InputError("top_k", top_k, f"it must be at most {min(max_topk, experts)}",
-                         "take fewer or more experts")
+        raise InputError(
+            "top_k",
+            top_k,
+            f"it must be at most {min(max_topk, experts)}",
+            "take fewer or more experts",
+        )
 
 
 def run(request: KernelRequest) -> KernelResult:
@@ -54,10 +59,20 @@ def run(request: KernelRequest) -> KernelResult:
         return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
 
     x = rng.standard_normal((tokens, hidden)).astype(np.float32)
-    router = Matrix.of(weights(count, hidden), Format.BF16,
-                       rng.standard_normal(count).astype(np.float32))
-    experts = [Expert.of(weights(2 * size, hidden), weights(2 * size), weights(hidden, size),
-                         weights(hidden), weight_fmt, tile.lanes) for _ in range(count)]
+    router = Matrix.of(
+        weights(count, hidden), Format.BF16, rng.standard_normal(count).astype(np.float32)
+    )
+    experts = [
+        Expert.of(
+            weights(2 * size, hidden),
+            weights(2 * size),
+            weights(hidden, size),
+            weights(hidden),
+            weight_fmt,
+            tile.lanes,
+        )
+        for _ in range(count)
+    ]
     trace = Trace()
     out = moe(machine, trace, x, router, experts, top_k, act)
     ids = np.stack([trace.buffers[f"t{t}.ids"].codes[0] for t in range(tokens)]).astype(np.int64)

@@ -60,16 +60,22 @@ class SystemResult:
 def host_words(region: Region, first: int, lines: NDArray, scales: NDArray) -> list[str]:
     """Host file words that write `lines` [n, 16] from line `first` of a region."""
     base = region.value << REGION_LO
-    return [f"{int(scale):02x}{line[::-1].tobytes().hex()}{base + first + i:08x}"
-            for i, (line, scale) in enumerate(zip(lines, scales, strict=True))]
+    return [
+        f"{int(scale):02x}{line[::-1].tobytes().hex()}{base + first + i:08x}"
+        for i, (line, scale) in enumerate(zip(lines, scales, strict=True))
+    ]
 
 
 def program_words(program: Program, config: ChipConfig) -> list[str]:
     """Host file words of a program at beat 0."""
     beats = program.assemble()
     if len(beats) > config.tile.program_beats:
-        raise InputError("program", f"{len(beats)} beats",
-                         f"the tile holds {config.tile.program_beats}", "take smaller sizes")
+        raise InputError(
+            "program",
+            f"{len(beats)} beats",
+            f"the tile holds {config.tile.program_beats}",
+            "take smaller sizes",
+        )
     lines = np.ascontiguousarray(beats, "<u4").view(np.uint8).reshape(-1, LINE_BYTES)
     return host_words(Region.PROGRAM, 0, lines, np.zeros(len(lines), np.uint8))
 
@@ -118,15 +124,22 @@ def compare(name: str, found: Stored, expected: Stored) -> tuple[int, int, str]:
     text = ""
     if wrong.any():
         r, c = np.argwhere(wrong)[0]
-        text = (f"{name}[{r}, {c}] is {int(ours[r, c]):#x}, expected {int(theirs[r, c]):#x} "
-                f"({mismatched} of {compared} differ)")
+        text = (
+            f"{name}[{r}, {c}] is {int(ours[r, c]):#x}, expected {int(theirs[r, c]):#x} "
+            f"({mismatched} of {compared} differ)"
+        )
     elif mismatched:
         text = f"{name}: {mismatched} scales differ"
     return compared, mismatched, text
 
 
-def simulate(request: KernelRequest, memories: Sequence[TileMemory], runs: Sequence[TileRun],
-             err: tuple[int, int] = (0, 0), allow: Sequence[str] = ("DONE",)) -> SystemResult:
+def simulate(
+    request: KernelRequest,
+    memories: Sequence[TileMemory],
+    runs: Sequence[TileRun],
+    err: tuple[int, int] = (0, 0),
+    allow: Sequence[str] = ("DONE",),
+) -> SystemResult:
     """Builds the system if needed, runs everything, and compares what is in memory.
 
     `memories` give each tile's HBM contents. ToolError when a tile stops with a status not allowed.
@@ -141,8 +154,10 @@ def simulate(request: KernelRequest, memories: Sequence[TileMemory], runs: Seque
         loads = []
         for tile in range(tiles):
             fresh: list[str] = []
-            for image, region in ((each.images[tile].sram_images, Region.TILE_SRAM),
-                                  (each.images[tile].kv_images, Region.KV_SRAM)):
+            for image, region in (
+                (each.images[tile].sram_images, Region.TILE_SRAM),
+                (each.images[tile].kv_images, Region.KV_SRAM),
+            ):
                 for line, lines, scales in image:
                     fresh += host_words(region, line, lines, scales)
             program = each.programs[tile]
@@ -150,35 +165,62 @@ def simulate(request: KernelRequest, memories: Sequence[TileMemory], runs: Seque
                 fresh += program_words(program, config)
             words[tile] += ["0" * 42] * (first - len(words[tile])) + fresh
             loads.append([first, len(fresh)])
-        reads = [[check.tile, Region.TILE_SRAM.value << REGION_LO | span(check.buffer)[0],
-                  span(check.buffer)[1]] for check in each.checks]
-        plan.append({
-            "load": loads, "start": [None if p is None else 0 for p in each.programs],
-            "limit": CYCLE_LIMIT, "reads": reads})
+        reads = [
+            [
+                check.tile,
+                Region.TILE_SRAM.value << REGION_LO | span(check.buffer)[0],
+                span(check.buffer)[1],
+            ]
+            for check in each.checks
+        ]
+        plan.append(
+            {
+                "load": loads,
+                "start": [None if p is None else 0 for p in each.programs],
+                "limit": CYCLE_LIMIT,
+                "reads": reads,
+            }
+        )
     plusargs = []
     for tile in range(tiles):
         if len(words[tile]) > HOST_WORDS:
-            raise InputError("host data", f"{len(words[tile])} lines",
-                             f"the simulated host holds {HOST_WORDS}", "take smaller sizes")
+            raise InputError(
+                "host data",
+                f"{len(words[tile])} lines",
+                f"the simulated host holds {HOST_WORDS}",
+                "take smaller sizes",
+            )
         files[f"host{tile}.hex"] = "\n".join(words[tile]) + "\n"
         plusargs.append(f"+host{tile}=host{tile}.hex")
         image = bytes(memories[tile].hbm_image)
         if image:
             lines = np.frombuffer(image + b"\0" * (-len(image) % LINE_BYTES), np.uint8)
-            files[f"hbm{tile}.hex"] = "\n".join(
-                line[::-1].tobytes().hex() for line in lines.reshape(-1, LINE_BYTES)) + "\n"
+            files[f"hbm{tile}.hex"] = (
+                "\n".join(line[::-1].tobytes().hex() for line in lines.reshape(-1, LINE_BYTES))
+                + "\n"
+            )
             plusargs.append(f"+hbm{tile}=hbm{tile}.hex")
     build = build_system(config, waves=request.waves is not None)
     result = run(
-        build, "tb.bench_tile", files=files, plusargs=plusargs, seed=request.seed,
-        waves=request.waves, parameters={
-            "runs": plan, "stall": STALLS[request.stall] * 256 // 100,
-            "stall_seed": (request.seed * 2654435761 + 1) & 0xFFFFFFFF, "err": list(err)})
+        build,
+        "tb.bench_tile",
+        files=files,
+        plusargs=plusargs,
+        seed=request.seed,
+        waves=request.waves,
+        parameters={
+            "runs": plan,
+            "stall": STALLS[request.stall] * 256 // 100,
+            "stall_seed": (request.seed * 2654435761 + 1) & 0xFFFFFFFF,
+            "err": list(err),
+        },
+    )
     return _collect(result, runs, build, allow)
 
 
-def _collect(result: RunResult, runs: Sequence[TileRun], build: Build, allow: Sequence[str]
-             ) -> SystemResult:
+def _collect(
+    result: RunResult, runs: Sequence[TileRun], build: Build, allow: Sequence[str]
+) -> SystemResult:
     cycles, compared, mismatched, differences, read = [], 0, 0, [], []
     counters: dict[str, dict[str, int]] = {}
     for r, (done, each) in enumerate(zip(result.report["runs"], runs, strict=True)):
@@ -186,7 +228,8 @@ def _collect(result: RunResult, runs: Sequence[TileRun], build: Build, allow: Se
             if status["status"] not in allow:
                 raise ToolError(
                     f"tile {tile} stopped with {status['status']} in run {r}: engine "
-                    f"{status['engine']}, command at beat {status['pc']}, cycle {status['cycles']}")
+                    f"{status['engine']}, command at beat {status['pc']}, cycle {status['cycles']}"
+                )
         cycles.append(max(status["cycles"] for status in done["status"]))
         for found in done["counters"]:
             for engine, states in found.items():
@@ -202,5 +245,14 @@ def _collect(result: RunResult, runs: Sequence[TileRun], build: Build, allow: Se
             if text:
                 differences.append(f"run {r}, tile {check.tile}: {text}")
         read.append(values)
-    return SystemResult(tuple(cycles), counters, compared, mismatched, tuple(differences),
-                        tuple(read), result.seconds, int(result.report["simulated"]), build)
+    return SystemResult(
+        tuple(cycles),
+        counters,
+        compared,
+        mismatched,
+        tuple(differences),
+        tuple(read),
+        result.seconds,
+        int(result.report["simulated"]),
+        build,
+    )

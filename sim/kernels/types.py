@@ -10,7 +10,11 @@ from hw.config import ChipConfig
 from sim.errors import InputError
 
 MODELS = ("gpt-oss", "deepseek-r1", "kimi-k2.5")
-STALLS = {"none": 0, "light": 10, "heavy": 60}  # percent of the cycles in which a stream stands still
+STALLS = {
+    "none": 0,
+    "light": 10,
+    "heavy": 60,
+}  # percent of the cycles in which a stream stands still
 SOURCES = ("measured", "derived", "assumed", "official", "reported")
 
 Setting = int | str
@@ -34,17 +38,28 @@ class Option:
         if isinstance(self.default, str):
             if self.choices and text not in self.choices:
                 raise InputError(
-                    name, text, f"it must be one of {', '.join(self.choices)}",
-                    f"give for example --set {name}={self.default}")
+                    name,
+                    text,
+                    f"it must be one of {', '.join(self.choices)}",
+                    f"give for example --set {name}={self.default}",
+                )
             return text
         try:
             value = int(text)
         except ValueError:
-            raise InputError(name, text, "it must be a whole number",
-                             f"give for example --set {name}={self.default}") from None
+            raise InputError(
+                name,
+                text,
+                "it must be a whole number",
+                f"give for example --set {name}={self.default}",
+            ) from None
         if not self.least <= value <= self.most:
-            raise InputError(name, value, f"it must be from {self.least} to {self.most}",
-                             f"give for example --set {name}={self.default}")
+            raise InputError(
+                name,
+                value,
+                f"it must be from {self.least} to {self.most}",
+                f"give for example --set {name}={self.default}",
+            )
         return value
 
 
@@ -96,7 +111,9 @@ class KernelResult:
     def __post_init__(self) -> None:
         for figure, source in self.sources.items():
             if source not in SOURCES:
-                raise ValueError(f"source of {figure} must be one of {', '.join(SOURCES)}, not {source!r}")
+                raise ValueError(
+                    f"source of {figure} must be one of {', '.join(SOURCES)}, not {source!r}"
+                )
 
     @property
     def passed(self) -> bool:
@@ -123,7 +140,13 @@ class Kernel:
         """Every option's value: the given texts parsed, defaults elsewhere."""
         for name in given:
             if name not in self.options:
-                raise InputError("--set", name, f"kernel {self.name} takes {', '.join(self.options)}",
-                                 f"see jalapeno sim {self.name} --help")
-        return {name: option.parse(name, given[name]) if name in given else option.default
-                for name, option in self.options.items()}
+                raise InputError(
+                    "--set",
+                    name,
+                    f"kernel {self.name} takes {', '.join(self.options)}",
+                    f"see jalapeno sim {self.name} --help",
+                )
+        return {
+            name: option.parse(name, given[name]) if name in given else option.default
+            for name, option in self.options.items()
+        }

@@ -17,8 +17,9 @@ WINDOW = 8
 TOP_K = 2
 
 
-def gptoss_layer0(lanes: int, expert_format: Format
-                  ) -> tuple[LayerShape, LayerWeights, Float32, Float32, Float32]:
+def gptoss_layer0(
+    lanes: int, expert_format: Format
+) -> tuple[LayerShape, LayerWeights, Float32, Float32, Float32]:
     """A small GPT-OSS decoder layer: (shape, weights, xs [16, 64], cos [16, 8], sin [16, 8]).
 
     4 query heads and 2 KV heads of 16, window 8 (and a ring of 8), the best 2 of 8 experts of width 64. Experts
@@ -36,9 +37,12 @@ def gptoss_layer0(lanes: int, expert_format: Format
     experts = [
         Expert.of(gate_up.T, gate_up_bias, down.T, down_bias, expert_format, lanes)
         for gate_up, gate_up_bias, down, down_bias in zip(
-            *(arrays[f"w_mlp_experts_{name}"] for name in (
-                "gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")),
-            strict=True)
+            *(
+                arrays[f"w_mlp_experts_{name}"]
+                for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+            ),
+            strict=True,
+        )
     ]
     weights = LayerWeights(
         arrays["w_input_layernorm_weight"],
@@ -47,10 +51,12 @@ def gptoss_layer0(lanes: int, expert_format: Format
         Matrix.of(attention("o", "weight"), Format.BF16, attention("o", "bias")),
         arrays["w_post_attention_layernorm_weight"],
         Matrix.of(arrays["w_mlp_router_weight"], Format.BF16, arrays["w_mlp_router_bias"]),
-        experts)
+        experts,
+    )
     xs, cos, sin = arrays["x"][0], arrays["cos"][0], arrays["sin"][0]
     heads = len(weights.sinks)
     kv_heads = len(arrays["w_self_attn_k_proj_bias"]) // HEAD_DIM
-    shape = LayerShape(xs.shape[1], heads, kv_heads, HEAD_DIM, WINDOW, WINDOW, TOP_K,
-                       meta["rms_norm_eps"])
+    shape = LayerShape(
+        xs.shape[1], heads, kv_heads, HEAD_DIM, WINDOW, WINDOW, TOP_K, meta["rms_norm_eps"]
+    )
     return shape, weights, xs, cos, sin

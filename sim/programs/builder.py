@@ -20,8 +20,12 @@ Operand = Buffer | float | None
 ENGINES = {command.name.lower(): command.engine.name.lower() for command in COMMANDS}
 _OP1 = {"add": Op1.ADD, "sub": Op1.SUB, "max": Op1.MAX, "min": Op1.MIN}
 _SELECT = {"b": Select.B, "d": Select.D, "x": Select.X}
-_FUNCTION = {"exp2": Function.EXP2, "reciprocal": Function.RECIPROCAL, "rsqrt": Function.RSQRT,
-             "sigmoid": Function.SIGMOID}
+_FUNCTION = {
+    "exp2": Function.EXP2,
+    "reciprocal": Function.RECIPROCAL,
+    "rsqrt": Function.RSQRT,
+    "sigmoid": Function.SIGMOID,
+}
 
 
 class TileProgram:
@@ -49,8 +53,13 @@ class TileProgram:
         """Adds the command to the program's work."""
         if name == "matmul":
             self.work.matmul(
-                self.config, operands["m"], operands["n"], operands["k"],
-                Format(operands["act_format"]), Format(operands["weight_format"]))
+                self.config,
+                operands["m"],
+                operands["n"],
+                operands["k"],
+                Format(operands["act_format"]),
+                Format(operands["weight_format"]),
+            )
         elif name == "vector":
             self.work.vectors(self.config, operands["rows"], operands["cols"])
         elif name == "dma":
@@ -74,39 +83,88 @@ class TileProgram:
         self.work.bytes(self.config, self.memory.traffic(weights))
         self.program.stream(hbm_addr=source, rows=weights.rows, scaled=int(weights.scaled))
 
-    def matmul(self, act: Buffer, weights: Weights, out: Buffer, bias: Buffer | None = None,
-               address: Address | None = None) -> None:
+    def matmul(
+        self,
+        act: Buffer,
+        weights: Weights,
+        out: Buffer,
+        bias: Buffer | None = None,
+        address: Address | None = None,
+    ) -> None:
         """out = act @ weights^T + bias; streamed weights are fetched from HBM (`address` of it)."""
         if weights.row is None:
             self.stream(weights, address)
         self.command(
-            "matmul", act_addr=act.address, act_stride=act.stride_lines, m=act.rows, n=weights.n,
-            k=weights.k, weight_addr=weights.row or 0, weight_gstride=1,
-            weight_nstride=weights.groups, out_addr=out.address, out_stride=out.stride_lines,
-            bias_addr=bias.address if bias else 0, act_format=act.fmt, weight_format=weights.fmt,
-            stream=int(weights.row is None), init=Init.BIAS if bias else Init.ZERO,
-            out_bf16=int(out.fmt is Format.BF16))
+            "matmul",
+            act_addr=act.address,
+            act_stride=act.stride_lines,
+            m=act.rows,
+            n=weights.n,
+            k=weights.k,
+            weight_addr=weights.row or 0,
+            weight_gstride=1,
+            weight_nstride=weights.groups,
+            out_addr=out.address,
+            out_stride=out.stride_lines,
+            bias_addr=bias.address if bias else 0,
+            act_format=act.fmt,
+            weight_format=weights.fmt,
+            stream=int(weights.row is None),
+            init=Init.BIAS if bias else Init.ZERO,
+            out_bf16=int(out.fmt is Format.BF16),
+        )
 
-    def vector(self, a: Buffer, out: Buffer | None = None, *, b: Operand = None,
-               d: Operand = None, b_row: bool = False, d_row: bool = False,
-               reduce: str = "none", into: Buffer | None = None, op1: str = "none", s1: str = "b",
-               mul: bool = False, s2: str = "b", add: bool = False, s3: str = "b",
-               function: str = "none", mul2: bool = False, s4: str = "b", clamp: float = 0.0,
-               clamp_hi: bool = False, clamp_lo: bool = False, permute: int = 0,
-               mask: tuple[int, int] | None = None) -> None:
+    def vector(
+        self,
+        a: Buffer,
+        out: Buffer | None = None,
+        *,
+        b: Operand = None,
+        d: Operand = None,
+        b_row: bool = False,
+        d_row: bool = False,
+        reduce: str = "none",
+        into: Buffer | None = None,
+        op1: str = "none",
+        s1: str = "b",
+        mul: bool = False,
+        s2: str = "b",
+        add: bool = False,
+        s3: str = "b",
+        function: str = "none",
+        mul2: bool = False,
+        s4: str = "b",
+        clamp: float = 0.0,
+        clamp_hi: bool = False,
+        clamp_lo: bool = False,
+        permute: int = 0,
+        mask: tuple[int, int] | None = None,
+    ) -> None:
         """One VECTOR command over a's rows and columns, with the stages of `golden.vector`.
 
         A buffer as b or d is a vector per row (a buffer of one row: the same for every row), or
         with `b_row` / `d_row` one FP32 scalar per row; a float is an immediate.
         """
         operands: dict[str, Any] = {
-            "a_addr": a.address, "a_stride": a.stride_words if a.rows > 1 else 0,
-            "a_format": a.fmt, "rows": a.rows, "cols": a.cols, "permute": permute,
-            "clamp": float(clamp), "clamp_hi": int(clamp_hi), "clamp_lo": int(clamp_lo),
-            "op1": _OP1.get(op1, Op1.NONE), "s1": _SELECT[s1], "mul": int(mul), "s2": _SELECT[s2],
-            "add": int(add), "s3": _SELECT[s3],
-            "function": _FUNCTION.get(function, Function.NONE), "mul2": int(mul2),
-            "s4": _SELECT[s4], "reduce": Reduce[reduce.upper()],
+            "a_addr": a.address,
+            "a_stride": a.stride_words if a.rows > 1 else 0,
+            "a_format": a.fmt,
+            "rows": a.rows,
+            "cols": a.cols,
+            "permute": permute,
+            "clamp": float(clamp),
+            "clamp_hi": int(clamp_hi),
+            "clamp_lo": int(clamp_lo),
+            "op1": _OP1.get(op1, Op1.NONE),
+            "s1": _SELECT[s1],
+            "mul": int(mul),
+            "s2": _SELECT[s2],
+            "add": int(add),
+            "s3": _SELECT[s3],
+            "function": _FUNCTION.get(function, Function.NONE),
+            "mul2": int(mul2),
+            "s4": _SELECT[s4],
+            "reduce": Reduce[reduce.upper()],
         }
         for name, value, scalar in (("b", b, b_row), ("d", d, d_row)):
             if value is None:
@@ -114,15 +172,26 @@ class TileProgram:
             if isinstance(value, float):
                 operands |= {f"{name}_kind": Kind.IMMEDIATE, f"{name}_addr": value}
             elif scalar:
-                operands |= {f"{name}_kind": Kind.ROW, f"{name}_addr": value.address,
-                             f"{name}_stride": 1, f"{name}_format": Format.FP32}
+                operands |= {
+                    f"{name}_kind": Kind.ROW,
+                    f"{name}_addr": value.address,
+                    f"{name}_stride": 1,
+                    f"{name}_format": Format.FP32,
+                }
             else:
-                operands |= {f"{name}_kind": Kind.VECTOR, f"{name}_addr": value.address,
-                             f"{name}_stride": value.stride_words if value.rows > 1 else 0,
-                             f"{name}_format": value.fmt}
+                operands |= {
+                    f"{name}_kind": Kind.VECTOR,
+                    f"{name}_addr": value.address,
+                    f"{name}_stride": value.stride_words if value.rows > 1 else 0,
+                    f"{name}_format": value.fmt,
+                }
         if out is not None:
-            operands |= {"store": 1, "out_addr": out.address, "out_format": out.fmt,
-                         "out_stride": out.stride_words if out.rows > 1 else 0}
+            operands |= {
+                "store": 1,
+                "out_addr": out.address,
+                "out_format": out.fmt,
+                "out_stride": out.stride_words if out.rows > 1 else 0,
+            }
         if into is not None:
             operands["reduce_addr"] = into.address
         if mask is not None:

@@ -11,5 +11,7 @@ def gemm(p: TileProgram, act: Buffer, weights: Weights, out: Buffer) -> None:
     for start in range(0, act.rows, block):
         rows = min(block, act.rows - start)
         p.matmul(
-            Buffer(act.name, act.at(start), rows, act.cols, act.fmt, act.stride), weights,
-            Buffer(out.name, out.at(start), rows, out.cols, out.fmt, out.stride))
+            Buffer(act.name, act.at(start), rows, act.cols, act.fmt, act.stride),
+            weights,
+            Buffer(out.name, out.at(start), rows, out.cols, out.fmt, out.stride),
+        )

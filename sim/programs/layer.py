@@ -36,21 +36,32 @@ def norm(p: TileProgram, name: str, x: Buffer, weight: Buffer, eps: float, out: 
     squares = p.memory.scalars(f"{name}.squares", x.rows)
     inverse = p.memory.scalars(f"{name}.inverse", x.rows)
     p.vector(x, mul=True, s2="x", reduce="sum", into=squares)
-    p.vector(squares, inverse, b=1.0 / x.cols, d=eps, mul=True, add=True, s3="d",
-             function="rsqrt")
+    p.vector(squares, inverse, b=1.0 / x.cols, d=eps, mul=True, add=True, s3="d", function="rsqrt")
     p.vector(x, out, b=inverse, b_row=True, d=weight, mul=True, mul2=True, s4="d")
 
 
-def layer(p: TileProgram, shape: LayerShape, place: LayerPlace, x: Buffer, cosine: Buffer,
-          sine: Buffer, slot: int, parts: list[Chunk]) -> Buffer:
+def layer(
+    p: TileProgram,
+    shape: LayerShape,
+    place: LayerPlace,
+    x: Buffer,
+    cosine: Buffer,
+    sine: Buffer,
+    slot: int,
+    parts: list[Chunk],
+) -> Buffer:
     """The token in `x` [1, hidden] with its RoPE rows [1, head_dim]; gives the new residual stream."""
     memory, bf16 = p.memory, Format.BF16
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
     normed = memory.buffer("normed", 1, shape.hidden, bf16, weight=bf16)
     norm(p, "norm1", x, place.attention_norm, shape.eps, normed)
     qkv = memory.packed("qkv", heads + 2 * kv_heads, dim, Format.FP32)
-    p.matmul(normed, place.qkv, Buffer(qkv.name, qkv.address, 1, qkv.rows * dim, qkv.fmt, 0),
-             place.qkv_bias)
+    p.matmul(
+        normed,
+        place.qkv,
+        Buffer(qkv.name, qkv.address, 1, qkv.rows * dim, qkv.fmt, 0),
+        place.qkv_bias,
+    )
 
     def heads_of(buffer: Buffer, first: int, count: int) -> Buffer:
         return Buffer(buffer.name, buffer.at(first), count, dim, buffer.fmt, buffer.stride)
@@ -61,8 +72,10 @@ def layer(p: TileProgram, shape: LayerShape, place: LayerPlace, x: Buffer, cosin
     p.vector(both, turned, b=sine, mul=True, permute=(dim // 2).bit_length())
     p.vector(both, rotated, b=cosine, d=turned, mul=True, add=True, s3="d")
     queries = memory.buffer("queries", heads, dim, bf16, weight=bf16)
-    key, value = memory.buffer("key", kv_heads, dim, bf16), memory.buffer("value", kv_heads, dim,
-                                                                         bf16)
+    key, value = (
+        memory.buffer("key", kv_heads, dim, bf16),
+        memory.buffer("value", kv_heads, dim, bf16),
+    )
     p.vector(heads_of(rotated, 0, heads), queries, b=float(dim**-0.5), mul=True)
     p.vector(heads_of(rotated, heads, kv_heads), key)
     p.vector(heads_of(qkv, heads + kv_heads, kv_heads), value)
@@ -71,8 +84,12 @@ def layer(p: TileProgram, shape: LayerShape, place: LayerPlace, x: Buffer, cosin
     attended = memory.packed("attended", heads, dim, bf16, weight=bf16)
     attend_groups(p, queries, place.sinks, place.regions, heads // kv_heads, parts, attended)
     projected = memory.buffer("projected", 1, shape.hidden)
-    p.matmul(Buffer(attended.name, attended.address, 1, heads * dim, bf16, 0), place.output,
-             projected, place.output_bias)
+    p.matmul(
+        Buffer(attended.name, attended.address, 1, heads * dim, bf16, 0),
+        place.output,
+        projected,
+        place.output_bias,
+    )
     middle = memory.buffer("middle", 1, shape.hidden)
     p.vector(x, middle, b=projected, op1="add")
 

@@ -81,8 +81,14 @@ class TileMemory:
         self.hbm_image = bytearray()
         self.buffers: dict[str, Buffer] = {}
 
-    def buffer(self, name: str, rows: int, cols: int, fmt: Format = Format.FP32,
-               weight: Format | None = None) -> Buffer:
+    def buffer(
+        self,
+        name: str,
+        rows: int,
+        cols: int,
+        fmt: Format = Format.FP32,
+        weight: Format | None = None,
+    ) -> Buffer:
         """A new buffer, aligned for the vector engine and, if `weight` is given, as activations
         of a matmul with weights of that format.
         """
@@ -93,17 +99,23 @@ class TileMemory:
             unit = max(unit, LINE_BYTES * config.rows * lines_per_group(fmt, weight))
         size = -(-cols * bits // 8)
         stride = align_up(size, unit)
-        made = Buffer(name, self._take_sram(name, align_up(rows * stride, unit), unit), rows, cols,
-                      fmt, stride)
+        made = Buffer(
+            name,
+            self._take_sram(name, align_up(rows * stride, unit), unit),
+            rows,
+            cols,
+            fmt,
+            stride,
+        )
         self.buffers[name] = made
         return made
 
-    def packed(self, name: str, rows: int, cols: int, fmt: Format,
-               weight: Format | None = None) -> Buffer:
+    def packed(
+        self, name: str, rows: int, cols: int, fmt: Format, weight: Format | None = None
+    ) -> Buffer:
         """A buffer whose rows follow each other without a gap, so that it is also one long row."""
         flat = self.buffer(name, 1, rows * cols, fmt, weight)
-        made = Buffer(name, flat.address, rows, cols, fmt,
-                      cols * SPECS[fmt].storage_bits // 8)
+        made = Buffer(name, flat.address, rows, cols, fmt, cols * SPECS[fmt].storage_bits // 8)
         self.buffers[name] = made
         return made
 
@@ -134,9 +146,11 @@ class TileMemory:
         address = align_up(self._sram, unit)
         if address + size > self.config.sram_bytes:
             raise InputError(
-                "tile SRAM", f"{address + size} bytes (up to {name})",
+                "tile SRAM",
+                f"{address + size} bytes (up to {name})",
                 f"the tile has {self.config.sram_bytes} bytes",
-                "take smaller sizes or a larger --config")
+                "take smaller sizes or a larger --config",
+            )
         self._sram = address + size
         return address
 
@@ -144,9 +158,11 @@ class TileMemory:
         """First of `rows` new rows of the KV SRAM."""
         if self._kv + rows > self.config.stream_base:
             raise InputError(
-                "KV SRAM", f"{self._kv + rows} rows (up to {name})",
+                "KV SRAM",
+                f"{self._kv + rows} rows (up to {name})",
                 f"the tile has {self.config.stream_base} rows of {self.config.cols} lines",
-                "take smaller sizes, weights=hbm or a larger --config")
+                "take smaller sizes, weights=hbm or a larger --config",
+            )
         first, self._kv = self._kv, self._kv + rows
         return first
 
@@ -154,8 +170,11 @@ class TileMemory:
         """Address of `size` new bytes of the HBM slice."""
         if self._hbm + size > self.config.hbm_bytes:
             raise InputError(
-                "HBM slice", f"{self._hbm + size} bytes (up to {name})",
-                f"the simulated slice has {self.config.hbm_bytes} bytes", "take smaller sizes")
+                "HBM slice",
+                f"{self._hbm + size} bytes (up to {name})",
+                f"the simulated slice has {self.config.hbm_bytes} bytes",
+                "take smaller sizes",
+            )
         address, self._hbm = self._hbm, self._hbm + align_up(size, LINE_BYTES)
         return address
 
@@ -178,11 +197,13 @@ class TileMemory:
         flat += b"\0" * (-len(flat) % LINE_BYTES)
         whole = np.frombuffer(flat, np.uint8).reshape(-1, LINE_BYTES)
         self.sram_images.append(
-            (buffer.address // LINE_BYTES, whole, np.full(len(whole), 127, np.uint8)))
+            (buffer.address // LINE_BYTES, whole, np.full(len(whole), 127, np.uint8))
+        )
         return buffer
 
-    def weights(self, name: str, codes: NDArray, scales: NDArray | None, fmt: Format,
-                stream: bool) -> Weights:
+    def weights(
+        self, name: str, codes: NDArray, scales: NDArray | None, fmt: Format, stream: bool
+    ) -> Weights:
         """Packs weights [n, k] into KV SRAM rows or, `stream`, into the HBM slice."""
         n, k = codes.shape
         cols = self.config.cols

@@ -34,8 +34,9 @@ class ExpertImage:
     intermediate: int
 
 
-def place_matrix(memory: TileMemory, name: str, matrix: Matrix, stream: bool
-                 ) -> tuple[Weights, Buffer]:
+def place_matrix(
+    memory: TileMemory, name: str, matrix: Matrix, stream: bool
+) -> tuple[Weights, Buffer]:
     """A matrix in KV SRAM or HBM, its bias in tile SRAM."""
     weights = memory.weights(name, matrix.codes, matrix.scales, matrix.fmt, stream)
     bias = memory.scalars(f"{name}.bias", len(matrix.bias))
@@ -66,9 +67,18 @@ def place_experts(memory: TileMemory, experts: list[Expert]) -> ExpertImage:
         images.append(b"".join(parts))
     base = memory.hbm("experts", b"".join(images))
     return ExpertImage(
-        base, len(images[0]), len(experts), gate_up, down, int(offsets[1]), int(offsets[3]),
-        int(offsets[2] - offsets[1]) // LINE_BYTES, int(offsets[4] - offsets[3]) // LINE_BYTES,
-        int(offsets[2]), experts[0].intermediate)
+        base,
+        len(images[0]),
+        len(experts),
+        gate_up,
+        down,
+        int(offsets[1]),
+        int(offsets[3]),
+        int(offsets[2] - offsets[1]) // LINE_BYTES,
+        int(offsets[4] - offsets[3]) // LINE_BYTES,
+        int(offsets[2]),
+        experts[0].intermediate,
+    )
 
 
 def gate(p: TileProgram, name: str, logits: Buffer, k: int) -> tuple[Buffer, Buffer]:
@@ -76,21 +86,39 @@ def gate(p: TileProgram, name: str, logits: Buffer, k: int) -> tuple[Buffer, Buf
     memory = p.memory
     ids = memory.scalars(f"{name}.ids", k)
     chosen = memory.scalars(f"{name}.chosen", k)
-    p.command("topk", score_addr=logits.address, count=logits.cols, k=k, ids_addr=ids.address,
-              scores_addr=chosen.address)
+    p.command(
+        "topk",
+        score_addr=logits.address,
+        count=logits.cols,
+        k=k,
+        ids_addr=ids.address,
+        scores_addr=chosen.address,
+    )
     top, total = memory.scalars(f"{name}.top", 1), memory.scalars(f"{name}.total", 1)
     terms, inverse = memory.scalars(f"{name}.terms", k), memory.scalars(f"{name}.inverse", 1)
     shares = memory.scalars(f"{name}.shares", k)
     p.vector(chosen, reduce="max", into=top)
-    p.vector(chosen, terms, b=top, b_row=True, d=LOG2E, op1="sub", mul=True, s2="d",
-             function="exp2", reduce="sum", into=total)
+    p.vector(
+        chosen,
+        terms,
+        b=top,
+        b_row=True,
+        d=LOG2E,
+        op1="sub",
+        mul=True,
+        s2="d",
+        function="exp2",
+        reduce="sum",
+        into=total,
+    )
     p.vector(total, inverse, function="reciprocal")
     p.vector(terms, shares, b=inverse, b_row=True, mul=True)
     return ids, shares
 
 
-def expert(p: TileProgram, name: str, x: Buffer, image: ExpertImage, ids: Buffer, place: int
-           ) -> Buffer:
+def expert(
+    p: TileProgram, name: str, x: Buffer, image: ExpertImage, ids: Buffer, place: int
+) -> Buffer:
     """The expert whose id is the `place`-th of `ids`, on activations x: its output in FP32."""
     memory, size = p.memory, image.intermediate
     half = image.gate_up.n // 2
@@ -99,23 +127,46 @@ def expert(p: TileProgram, name: str, x: Buffer, image: ExpertImage, ids: Buffer
     p.program.load(number, imm=ids.at(0, place))
     p.program.mul(where, number, imm=image.size)
     p.program.add(where, where, imm=image.base)
-    bias1, bias2 = memory.scalars(f"{name}.bias1", 2 * half), memory.scalars(
-        f"{name}.bias2", image.down.n)
+    bias1, bias2 = (
+        memory.scalars(f"{name}.bias1", 2 * half),
+        memory.scalars(f"{name}.bias2", image.down.n),
+    )
     p.stream(image.gate_up, where)
     stream_down(p, image, where)
-    for bias, offset, lines in ((bias1, image.gate_up_bias, image.gate_up_lines),
-                                (bias2, image.down_bias, image.down_lines)):
+    for bias, offset, lines in (
+        (bias1, image.gate_up_bias, image.gate_up_lines),
+        (bias2, image.down_bias, image.down_lines),
+    ):
         p.command("dma", hbm_addr=where + offset, local_addr=bias.address, lines=lines, rows=1)
     both = memory.buffer(f"{name}.gate_up", x.rows, 2 * half)
     take(p, x, image.gate_up, both, bias1)
     gates = Buffer(both.name, both.address, x.rows, size, both.fmt, both.stride)
     ups = Buffer(both.name, both.at(0, half), x.rows, size, both.fmt, both.stride)
     gated = memory.buffer(f"{name}.gated", x.rows, size)
-    p.vector(gates, gated, b=ALPHA, clamp=LIMIT, clamp_hi=True, mul=True, function="sigmoid",
-             mul2=True, s4="x")
+    p.vector(
+        gates,
+        gated,
+        b=ALPHA,
+        clamp=LIMIT,
+        clamp_hi=True,
+        mul=True,
+        function="sigmoid",
+        mul2=True,
+        s4="x",
+    )
     hidden = memory.buffer(f"{name}.hidden", x.rows, size, x.fmt, weight=image.down.fmt)
-    p.vector(ups, hidden, b=1.0, d=gated, clamp=LIMIT, clamp_hi=True, clamp_lo=True, op1="add",
-             mul=True, s2="d")
+    p.vector(
+        ups,
+        hidden,
+        b=1.0,
+        d=gated,
+        clamp=LIMIT,
+        clamp_hi=True,
+        clamp_lo=True,
+        op1="add",
+        mul=True,
+        s2="d",
+    )
     result = memory.buffer(f"{name}.down", x.rows, image.down.n)
     take(p, hidden, image.down, result, bias2)
     return result
@@ -129,13 +180,32 @@ def stream_down(p: TileProgram, image: ExpertImage, where: Reg) -> None:
 def take(p: TileProgram, act: Buffer, weights: Weights, out: Buffer, bias: Buffer) -> None:
     """A matmul with weights whose stream has been started."""
     p.command(
-        "matmul", act_addr=act.address, act_stride=act.stride_lines, m=act.rows, n=weights.n,
-        k=weights.k, out_addr=out.address, out_stride=out.stride_lines, bias_addr=bias.address,
-        act_format=act.fmt, weight_format=weights.fmt, stream=1, init=1)
+        "matmul",
+        act_addr=act.address,
+        act_stride=act.stride_lines,
+        m=act.rows,
+        n=weights.n,
+        k=weights.k,
+        out_addr=out.address,
+        out_stride=out.stride_lines,
+        bias_addr=bias.address,
+        act_format=act.fmt,
+        weight_format=weights.fmt,
+        stream=1,
+        init=1,
+    )
 
 
-def moe(p: TileProgram, x: Buffer, router: Weights, router_bias: Buffer, image: ExpertImage,
-        k: int, act: Format, out: Buffer) -> None:
+def moe(
+    p: TileProgram,
+    x: Buffer,
+    router: Weights,
+    router_bias: Buffer,
+    image: ExpertImage,
+    k: int,
+    act: Format,
+    out: Buffer,
+) -> None:
     """Normed FP32 activations x [tokens, hidden] to the weighted sum `out` [tokens, hidden]."""
     memory = p.memory
     rounded = memory.buffer("x_bf16", x.rows, x.cols, Format.BF16, weight=image.gate_up.fmt)
@@ -154,5 +224,13 @@ def moe(p: TileProgram, x: Buffer, router: Weights, router_bias: Buffer, image: 
             if i == 0:
                 p.vector(result, out.row(t), b=share, b_row=True, mul=True)
             else:
-                p.vector(result, out.row(t), b=share, b_row=True, d=out.row(t), mul=True,
-                         add=True, s3="d")
+                p.vector(
+                    result,
+                    out.row(t),
+                    b=share,
+                    b_row=True,
+                    d=out.row(t),
+                    mul=True,
+                    add=True,
+                    s3="d",
+                )

@@ -21,7 +21,9 @@ class Work:
     hbm: Fraction = Fraction(0)
     vector: Fraction = Fraction(0)
 
-    def matmul(self, config: TileConfig, m: int, n: int, k: int, act: Format, weight: Format) -> None:
+    def matmul(
+        self, config: TileConfig, m: int, n: int, k: int, act: Format, weight: Format
+    ) -> None:
         cells = config.rows * config.cols
         self.array += Fraction(m * n * k, cells * products_per_slice(act, weight))
         self.load += -(-n // config.cols) * -(-k // group_elements(weight))

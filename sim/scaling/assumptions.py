@@ -49,20 +49,46 @@ class Assumptions:
         tile = self.chip.tile
         rate = float(tile.hbm_rate)
         rows: list[tuple[str, float, str, str, str]] = [
-            ("clock", self.clock_hz / 1e9, "GHz", "derived",
-             f"published peak over {self.chip.tiles} slices of {tile.fp4_macs} FP4 MAC/clk"),
+            (
+                "clock",
+                self.clock_hz / 1e9,
+                "GHz",
+                "derived",
+                f"published peak over {self.chip.tiles} slices of {tile.fp4_macs} FP4 MAC/clk",
+            ),
             ("slices per chip", self.chip.tiles, "", "official", "one HBM slice each"),
-            ("HBM per slice", rate, "B/clk", "derived",
-             f"published 15.4 TB/s = {rate:.0f} x {self.chip.tiles} x clock"),
-            ("chips", self.chips, "", "assumed",
-             "tensor parallel; reported for DeepSeek R1 at concurrency 1"),
+            (
+                "HBM per slice",
+                rate,
+                "B/clk",
+                "derived",
+                f"published 15.4 TB/s = {rate:.0f} x {self.chip.tiles} x clock",
+            ),
+            (
+                "chips",
+                self.chips,
+                "",
+                "assumed",
+                "tensor parallel; reported for DeepSeek R1 at concurrency 1",
+            ),
             ("context", self.context, "tokens", "assumed", "the published runs have 8k of input"),
             ("batch of tok/s/kW", self.batch, "users", "assumed", "decode only"),
-            ("exposed collectives", self.collectives_per_layer, "per layer", "assumed",
-             "after attention and after the experts"),
-            ("time of a collective", self.collective_s * 1e6, "us", "assumed",
-             "over all slices of all chips"),
+            (
+                "exposed collectives",
+                self.collectives_per_layer,
+                "per layer",
+                "assumed",
+                "after attention and after the experts",
+            ),
+            (
+                "time of a collective",
+                self.collective_s * 1e6,
+                "us",
+                "assumed",
+                "over all slices of all chips",
+            ),
             ("rated power of a chip", self.chip_w, "W", "official", "sustained power is lower"),
         ]
-        return [Figure("all", name, value, unit, source, how)
-                for name, value, unit, source, how in rows]
+        return [
+            Figure("all", name, value, unit, source, how) for name, value, unit, source, how in rows
+        ]

@@ -23,8 +23,11 @@ HOW = {
     "exchange": "layers x exposed collectives x their time",
 }
 NEEDS: dict[str, tuple[str, ...]] = {  # the measurements behind each part
-    "matrices": ("stream", "dense"), "experts": ("experts", "dense"),
-    "attention": ("stream", "attention"), "commands": tuple(SOURCES_OF), "exchange": (),
+    "matrices": ("stream", "dense"),
+    "experts": ("experts", "dense"),
+    "attention": ("stream", "attention"),
+    "commands": tuple(SOURCES_OF),
+    "exchange": (),
 }
 
 
@@ -32,19 +35,28 @@ def checked(model: ModelConfig, a: Assumptions, f: Fractions, batch: int) -> Ste
     """The step of `batch` tokens; ToolError when it is shorter than its roofline."""
     step, least = decode_step(model, a, f, batch), decode_step(model, a, ROOFLINE, batch)
     if step.total < least.total * (1 - 1e-9):
-        raise ToolError(f"{model.name} takes {step.total:.0f} cycles a step, less than its roofline "
-                        f"of {least.total:.0f}: a fraction or the arithmetic is wrong")
+        raise ToolError(
+            f"{model.name} takes {step.total:.0f} cycles a step, less than its roofline "
+            f"of {least.total:.0f}: a fraction or the arithmetic is wrong"
+        )
     return step
 
 
-def model_figures(model: ModelConfig, a: Assumptions, f: Fractions, found: Collection[str]
-                  ) -> list[Figure]:
+def model_figures(
+    model: ModelConfig, a: Assumptions, f: Fractions, found: Collection[str]
+) -> list[Figure]:
     """All figures of one model; one that needs a measurement not in `found` has no value and says so."""
     name, ms, us = model.name, 1e3 / a.clock_hz, 1e6 / a.clock_hz
     official = published(name)
 
-    def figure(title: str, value: float, unit: str, how: str, needs: Collection[str] = (),
-               source: str = "derived") -> Figure:
+    def figure(
+        title: str,
+        value: float,
+        unit: str,
+        how: str,
+        needs: Collection[str] = (),
+        source: str = "derived",
+    ) -> Figure:
         lacks = dict.fromkeys(SOURCES_OF[need].kernel for need in needs if need not in found)
         if lacks:
             how = f"needs records of {', '.join(lacks)}; see above"
@@ -58,31 +70,74 @@ def model_figures(model: ModelConfig, a: Assumptions, f: Fractions, found: Colle
     wanted = official["time_between_tokens"].value
     assert wanted is not None
     return [
-        figure("weights read per token", sum(traffic.weight_bytes_per_token(model).values()) / 1e9,
-               "GB", "formats of the published checkpoint"),
-        figure("cache read per token", traffic.kv_bytes_read(model, a.context) / 1e9, "GB",
-               f"BF16, context of {a.context}"),
-        figure("roofline of the time between tokens", least.total * ms, "ms",
-               "all fractions 1, no time of commands; exposed collectives included"),
-        *(figure(f"time of {part}", getattr(step, part) * us, "us", how, NEEDS[part],
-                 "assumed" if part == "exchange" else "derived") for part, how in HOW.items()),
-        figure("time between tokens", time, "ms",
-               f"sum of these times; batch 1, {a.chips} chips, even split, no other waits", tuple(SOURCES_OF)),
+        figure(
+            "weights read per token",
+            sum(traffic.weight_bytes_per_token(model).values()) / 1e9,
+            "GB",
+            "formats of the published checkpoint",
+        ),
+        figure(
+            "cache read per token",
+            traffic.kv_bytes_read(model, a.context) / 1e9,
+            "GB",
+            f"BF16, context of {a.context}",
+        ),
+        figure(
+            "roofline of the time between tokens",
+            least.total * ms,
+            "ms",
+            "all fractions 1, no time of commands; exposed collectives included",
+        ),
+        *(
+            figure(
+                f"time of {part}",
+                getattr(step, part) * us,
+                "us",
+                how,
+                NEEDS[part],
+                "assumed" if part == "exchange" else "derived",
+            )
+            for part, how in HOW.items()
+        ),
+        figure(
+            "time between tokens",
+            time,
+            "ms",
+            f"sum of these times; batch 1, {a.chips} chips, even split, no other waits",
+            tuple(SOURCES_OF),
+        ),
         official["time_between_tokens"],
-        figure("time between tokens, ours over published", time / wanted, "",
-               "the published runs use 4-bit weights, on chips not stated", tuple(SOURCES_OF)),
-        figure("tokens per user", round(1e3 / time), "tok/s/user", "1 / time between tokens",
-               tuple(SOURCES_OF)),
+        figure(
+            "time between tokens, ours over published",
+            time / wanted,
+            "",
+            "the published runs use 4-bit weights, on chips not stated",
+            tuple(SOURCES_OF),
+        ),
+        figure(
+            "tokens per user",
+            round(1e3 / time),
+            "tok/s/user",
+            "1 / time between tokens",
+            tuple(SOURCES_OF),
+        ),
         official["user_rate"],
-        figure("output tokens per kW", round(rate), "tok/s/kW",
-               f"batch {a.batch}, decode only, rated {a.chip_w:.0f} W x {a.chips} chips",
-               tuple(SOURCES_OF)),
+        figure(
+            "output tokens per kW",
+            round(rate),
+            "tok/s/kW",
+            f"batch {a.batch}, decode only, rated {a.chip_w:.0f} W x {a.chips} chips",
+            tuple(SOURCES_OF),
+        ),
         official["power_rate"],
     ]
 
 
-def throughput(names: Sequence[str], records: Sequence[Record] | None = None,
-               assumptions: Assumptions | None = None) -> list[dict[str, Any]]:
+def throughput(
+    names: Sequence[str],
+    records: Sequence[Record] | None = None,
+    assumptions: Assumptions | None = None,
+) -> list[dict[str, Any]]:
     """Rows {model, figure, value, unit, source, how}: assumptions, measurements, then each model.
 
     `records` default to the recorded cycle suite. InputError for an unknown model; ToolError when a
@@ -91,15 +146,24 @@ def throughput(names: Sequence[str], records: Sequence[Record] | None = None,
     known = models.MODELS
     for name in names:
         if name not in known:
-            raise InputError("MODEL", name, f"it must be one of {', '.join(known)}",
-                             "name one of these")
+            raise InputError(
+                "MODEL", name, f"it must be one of {', '.join(known)}", "name one of these"
+            )
     a = assumptions or Assumptions()
     found = measurements(cycles.load() if records is None else records)
     f = fractions(found)
     rows = a.figures() + figures(found)
     if len(found) == len(SOURCES_OF):
-        rows.append(Figure("all", "commands of a layer", f.commands, "cycles", "derived",
-                           "measured layer per token less its parts; carried to full size unchanged"))
+        rows.append(
+            Figure(
+                "all",
+                "commands of a layer",
+                f.commands,
+                "cycles",
+                "derived",
+                "measured layer per token less its parts; carried to full size unchanged",
+            )
+        )
     for name in dict.fromkeys(names):
         rows += model_figures(known[name], a, f, found)
     return [row.row() for row in rows]

@@ -31,6 +31,9 @@ def published(model: str) -> dict[str, Figure]:
         "user_rate": "the same runs",
         "power_rate": f"by rated power; {rival['name']}: {rival['power_rate']}",
     }
-    return {key: Figure(model, title, found[key]["value"], found[key]["unit"],
-                        found[key]["source"], notes[key])
-            for key, title in TITLES.items()}
+    return {
+        key: Figure(
+            model, title, found[key]["value"], found[key]["unit"], found[key]["source"], notes[key]
+        )
+        for key, title in TITLES.items()
+    }

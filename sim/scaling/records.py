@@ -45,8 +45,9 @@ def bias_cycles(tile: TileConfig, n: int) -> Fraction:
 
 def gemm_array(tile: TileConfig, s: Settings) -> Fraction:
     """Array cycles of a gemm record."""
-    return array_cycles(tile, s["m"], s["n"], s["k"],
-                        parse_format(s["act"]), parse_format(s["weight"]))
+    return array_cycles(
+        tile, s["m"], s["n"], s["k"], parse_format(s["act"]), parse_format(s["weight"])
+    )
 
 
 def gemm_stream(tile: TileConfig, s: Settings) -> Fraction:
@@ -62,8 +63,9 @@ def attention_work(tile: TileConfig, s: Settings) -> Fraction:
     kv_heads, dim, bf16 = s["kv_heads"], s["head_dim"], Format.BF16
     keys = min(s["context"], s["window"]) if s["window"] else s["context"]
     m = s["heads"] // kv_heads
-    array = (array_cycles(tile, m, keys, dim, bf16, bf16)
-             + array_cycles(tile, m, dim, keys, bf16, bf16))
+    array = array_cycles(tile, m, keys, dim, bf16, bf16) + array_cycles(
+        tile, m, dim, keys, bf16, bf16
+    )
     load = load_cycles(tile, keys, dim, bf16) + load_cycles(tile, dim, keys, bf16)
     return kv_heads * max(array, Fraction(load))
 
@@ -72,9 +74,12 @@ def experts_stream(tile: TileConfig, s: Settings) -> Fraction:
     """HBM cycles of the chosen experts of one token: both matrices and biases of top_k experts."""
     weight = parse_format(s["weight"])
     padded = -(-s["intermediate"] // tile.cols) * tile.cols
-    one = (stream_cycles(tile, 2 * padded, s["hidden"], weight)
-           + stream_cycles(tile, s["hidden"], s["intermediate"], weight)
-           + bias_cycles(tile, 2 * padded) + bias_cycles(tile, s["hidden"]))
+    one = (
+        stream_cycles(tile, 2 * padded, s["hidden"], weight)
+        + stream_cycles(tile, s["hidden"], s["intermediate"], weight)
+        + bias_cycles(tile, 2 * padded)
+        + bias_cycles(tile, s["hidden"])
+    )
     return s["top_k"] * one
 
 
@@ -88,9 +93,11 @@ def layer_dense(tile: TileConfig, s: Settings) -> Fraction:
     """HBM cycles of one token's BF16 matrices in a layer record: QKV, output, router."""
     width, bf16 = s["heads"] * s["head_dim"], Format.BF16
     qkv = width + 2 * s["kv_heads"] * s["head_dim"]
-    return (stream_cycles(tile, qkv, s["hidden"], bf16)
-            + stream_cycles(tile, s["hidden"], width, bf16)
-            + stream_cycles(tile, s["experts"], s["hidden"], bf16))
+    return (
+        stream_cycles(tile, qkv, s["hidden"], bf16)
+        + stream_cycles(tile, s["hidden"], width, bf16)
+        + stream_cycles(tile, s["experts"], s["hidden"], bf16)
+    )
 
 
 def layer_work(tile: TileConfig, s: Settings) -> Fraction:
@@ -101,8 +108,11 @@ def layer_work(tile: TileConfig, s: Settings) -> Fraction:
 def is_dense(tile: TileConfig, s: Settings) -> bool:
     """A gemm on one tile from resident weights that the array binds, not the load of weights."""
     weight = parse_format(s["weight"])
-    return (s["weights"] == "sram" and s["split"] == "none"
-            and gemm_array(tile, s) >= load_cycles(tile, s["n"], s["k"], weight))
+    return (
+        s["weights"] == "sram"
+        and s["split"] == "none"
+        and gemm_array(tile, s) >= load_cycles(tile, s["n"], s["k"], weight)
+    )
 
 
 def is_streamed(tile: TileConfig, s: Settings) -> bool:
@@ -129,11 +139,14 @@ class Source:
 
 SOURCES_OF = {
     "dense": Source(
-        "dense GEMM", "gemm", "gemm weights=sram bound by the array", is_dense, gemm_array, "array"),
+        "dense GEMM", "gemm", "gemm weights=sram bound by the array", is_dense, gemm_array, "array"
+    ),
     "stream": Source(
-        "streamed GEMM, m=1", "gemm", "gemm m=1 weights=hbm", is_streamed, gemm_stream, "HBM"),
+        "streamed GEMM, m=1", "gemm", "gemm m=1 weights=hbm", is_streamed, gemm_stream, "HBM"
+    ),
     "attention": Source(
-        "attention", "attention", "attention", is_any, attention_work, "array or load"),
+        "attention", "attention", "attention", is_any, attention_work, "array or load"
+    ),
     "experts": Source("experts", "moe", "moe", is_any, moe_stream, "HBM"),
     "layer": Source("decoder layer", "layer", "layer", is_any, layer_work, "HBM"),
 }
@@ -167,14 +180,16 @@ def measurements(records: Sequence[Record]) -> dict[str, Measurement]:
             if record.kernel != source.kernel or record.config != CONFIG or not record.cycles:
                 continue
             settings = KERNELS[record.kernel].settings(
-                {name: str(value) for name, value in record.settings.items()})
+                {name: str(value) for name, value in record.settings.items()}
+            )
             if not source.matches(tile, settings):
                 continue
             made = Measurement(source, settings, record.cycles, source.roofline(tile, settings))
             if made.least > made.cycles:
                 raise ToolError(
                     f"the record of {source.kernel} {made.shown} has {made.cycles} cycles, less than "
-                    f"its {source.binds} roofline of {float(made.least):.1f}: one of them is wrong")
+                    f"its {source.binds} roofline of {float(made.least):.1f}: one of them is wrong"
+                )
             if key not in found or made.least > found[key].least:
                 found[key] = made
     return found
@@ -188,13 +203,33 @@ def figures(found: Mapping[str, Measurement]) -> list[Figure]:
         if key in found:
             one = found[key]
             rows += [
-                Figure("all", f"{title}: cycles", one.cycles, "cycles", "measured",
-                       f"{source.kernel} on {CONFIG}, {one.shown}"),
-                Figure("all", name, one.fraction, "", "derived",
-                       f"{float(one.least):.1f} / {one.cycles} cycles"),
+                Figure(
+                    "all",
+                    f"{title}: cycles",
+                    one.cycles,
+                    "cycles",
+                    "measured",
+                    f"{source.kernel} on {CONFIG}, {one.shown}",
+                ),
+                Figure(
+                    "all",
+                    name,
+                    one.fraction,
+                    "",
+                    "derived",
+                    f"{float(one.least):.1f} / {one.cycles} cycles",
+                ),
             ]
         else:
-            rows.append(Figure(
-                "all", name, None, "", "measured", f"no record of {source.wanted} on {CONFIG}; "
-                "record one with jalapeno cycles --update"))
+            rows.append(
+                Figure(
+                    "all",
+                    name,
+                    None,
+                    "",
+                    "measured",
+                    f"no record of {source.wanted} on {CONFIG}; "
+                    "record one with jalapeno cycles --update",
+                )
+            )
     return rows

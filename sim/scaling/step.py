@@ -31,8 +31,11 @@ from sim.scaling.records import (
 
 # Formats in which the array takes a checkpoint's weights, for its rate; INT4 values fit E4M3.
 ARRAY_FORMAT = {
-    "bf16": Format.BF16, "fp32": Format.BF16, "mxfp4": Format.MXFP4,
-    "fp8-e4m3-128x128": Format.MXFP8_E4M3, "int4-32": Format.MXFP8_E4M3,
+    "bf16": Format.BF16,
+    "fp32": Format.BF16,
+    "mxfp4": Format.MXFP4,
+    "fp8-e4m3-128x128": Format.MXFP8_E4M3,
+    "int4-32": Format.MXFP8_E4M3,
 }
 EXPERT_ACTIVATIONS = Format.MXFP8_E4M3  # of routed experts; everything else has BF16
 
@@ -74,8 +77,13 @@ def touched(experts: int, chosen: int, batch: int) -> float:
     return experts * (1.0 - (1.0 - chosen / experts) ** batch)
 
 
-def matrix_cycles(size: float, macs: Mapping[tuple[Format, Format], float], a: Assumptions,
-                  stream: float, dense: float) -> float:
+def matrix_cycles(
+    size: float,
+    macs: Mapping[tuple[Format, Format], float],
+    a: Assumptions,
+    stream: float,
+    dense: float,
+) -> float:
     """The longer of reading `size` bytes and doing `macs` by pair of formats, over all slices."""
     tile = a.chip.tile
     read = size / a.slices / float(tile.hbm_rate) / stream
@@ -84,28 +92,40 @@ def matrix_cycles(size: float, macs: Mapping[tuple[Format, Format], float], a: A
     return max(read, work / a.slices / dense)
 
 
-def sums(model: ModelConfig, layer: int | None, batch: int
-         ) -> dict[bool, tuple[float, dict[tuple[Format, Format], float]]]:
+def sums(
+    model: ModelConfig, layer: int | None, batch: int
+) -> dict[bool, tuple[float, dict[tuple[Format, Format], float]]]:
     """Bytes and MACs by pair of formats of a layer's routed experts (True) and of the rest (False).
 
     `layer` None is what comes once: embedding row, final norm, head. A tensor is spread evenly over
     the layers that have it.
     """
     found: dict[bool, tuple[float, dict[tuple[Format, Format], float]]] = {
-        False: (0.0, {}), True: (0.0, {})}
+        False: (0.0, {}),
+        True: (0.0, {}),
+    }
     for t in tensors(model):
         once = t.part is Part.HEAD or t.name in ("embedding row", "final norm")
         if once != (layer is None):
             continue
         layers = 1
         if layer is not None:
-            sparse = t.part in (Part.ROUTED, Part.SHARED) or "router" in t.name or (
-                t.part is Part.OTHER and t.name in ("gate and up bias", "down bias"))
+            sparse = (
+                t.part in (Part.ROUTED, Part.SHARED)
+                or "router" in t.name
+                or (t.part is Part.OTHER and t.name in ("gate and up bias", "down bias"))
+            )
             if (sparse and layer < model.dense_layers) or (
-                    t.part is Part.DENSE and layer >= model.dense_layers):
+                t.part is Part.DENSE and layer >= model.dense_layers
+            ):
                 continue
-            layers = (model.moe_layers if sparse else model.dense_layers
-                      if t.part is Part.DENSE else model.layers)
+            layers = (
+                model.moe_layers
+                if sparse
+                else model.dense_layers
+                if t.part is Part.DENSE
+                else model.layers
+            )
         routed = t.part is Part.ROUTED
         used = t.used / layers
         read = used
@@ -134,7 +154,8 @@ def layer_step(model: ModelConfig, layer: int, a: Assumptions, f: Fractions, bat
         matrix_cycles(*parts[True], a, f.experts, f.dense),
         matrix_cycles(cache, {(bf16, bf16): scores}, a, f.stream, f.attention),
         f.commands,
-        a.collectives_per_layer * a.collective_s * a.clock_hz)
+        a.collectives_per_layer * a.collective_s * a.clock_hz,
+    )
 
 
 def decode_step(model: ModelConfig, a: Assumptions, f: Fractions, batch: int = 1) -> Step:
@@ -160,7 +181,9 @@ def fractions(found: Mapping[str, Measurement]) -> Fractions:
     s = one.settings
     # Decoding starts from an empty cache, so a token sees half of the keys on average.
     keys = -(-s["tokens"] // 2)
-    explained = (float(layer_dense(tile, s)) / got["stream"]
-                 + float(experts_stream(tile, s)) / got["experts"]
-                 + float(attention_work(tile, {**s, "context": keys})) / got["attention"])
+    explained = (
+        float(layer_dense(tile, s)) / got["stream"]
+        + float(experts_stream(tile, s)) / got["experts"]
+        + float(attention_work(tile, {**s, "context": keys})) / got["attention"]
+    )
     return Fractions(**got, commands=max(0.0, one.cycles / s["tokens"] - explained))

@@ -6,5 +6,4 @@ from tb.agents.protocol import ProtocolMonitor, Violation
 from tb.agents.scoreboard import Scoreboard
 from tb.agents.stream import StreamDriver, StreamMonitor
 
-__all__ = [
-    "Packing", "ProtocolMonitor", "Scoreboard", "StreamDriver", "StreamMonitor", "Violation"]
+__all__ = ["Packing", "ProtocolMonitor", "Scoreboard", "StreamDriver", "StreamMonitor", "Violation"]

@@ -35,14 +35,18 @@ class Packing:
             names = {field["name"] for field in shape["fields"]}
             if names != set(value):
                 raise ValueError(f"fields of {name} must be {sorted(names)}, not {sorted(value)}")
-            return sum(self._pack(field, value[field["name"]], field["name"]) << field["offset"]
-                       for field in shape["fields"])
+            return sum(
+                self._pack(field, value[field["name"]], field["name"]) << field["offset"]
+                for field in shape["fields"]
+            )
         if "length" in shape:
             if len(value) != shape["length"]:
                 raise ValueError(f"length of {name} must be {shape['length']}, not {len(value)}")
             step = shape["element"]["width"]
-            return sum(self._pack(shape["element"], item, name) << (i * step)
-                       for i, item in enumerate(value))
+            return sum(
+                self._pack(shape["element"], item, name) << (i * step)
+                for i, item in enumerate(value)
+            )
         width, number = shape["width"], int(value)
         least = -(1 << width - 1) if shape.get("signed") else 0
         most = (1 << width - 1) - 1 if shape.get("signed") else (1 << width) - 1
@@ -52,11 +56,15 @@ class Packing:
 
     def _unpack(self, shape: dict[str, Any], bits: int) -> Any:
         if "fields" in shape:
-            return {field["name"]: self._unpack(field, bits >> field["offset"])
-                    for field in shape["fields"]}
+            return {
+                field["name"]: self._unpack(field, bits >> field["offset"])
+                for field in shape["fields"]
+            }
         if "length" in shape:
             step = shape["element"]["width"]
-            return [self._unpack(shape["element"], bits >> (i * step)) for i in range(shape["length"])]
+            return [
+                self._unpack(shape["element"], bits >> (i * step)) for i in range(shape["length"])
+            ]
         number = bits & ((1 << shape["width"]) - 1)
         if shape.get("signed") and number >> (shape["width"] - 1):
             number -= 1 << shape["width"]

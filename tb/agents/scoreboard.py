@@ -30,7 +30,9 @@ class Scoreboard:
         if value != wanted:
             self.mismatched += 1
             if len(self.differences) < self.KEPT:
-                self.differences.append(f"{self.name}[{self.compared - 1}]: {value!r}, expected {wanted!r}")
+                self.differences.append(
+                    f"{self.name}[{self.compared - 1}]: {value!r}, expected {wanted!r}"
+                )
 
     @property
     def missing(self) -> int:
@@ -44,6 +46,7 @@ class Scoreboard:
     def check(self) -> None:
         """AssertionError on a mismatch, a missing value, or when nothing was compared."""
         assert self.compared, f"{self.name}: nothing was compared"
-        assert not self.mismatched, (
-            f"{self.mismatched} of {self.compared} differ: " + "; ".join(self.differences))
+        assert not self.mismatched, f"{self.mismatched} of {self.compared} differ: " + "; ".join(
+            self.differences
+        )
         assert not self.missing, f"{self.name}: {self.missing} expected values did not come"

@@ -34,8 +34,15 @@ class StreamDriver:
         Source of the pattern; without one `idle` must be 0.
     """
 
-    def __init__(self, dut: Any, name: str, shape: Any = None, *, idle: float = 0.0,
-                 rng: np.random.Generator | None = None):
+    def __init__(
+        self,
+        dut: Any,
+        name: str,
+        shape: Any = None,
+        *,
+        idle: float = 0.0,
+        rng: np.random.Generator | None = None,
+    ):
         self.idle = _probability("idle", idle)
         if idle and rng is None:
             raise ValueError("rng must be given for an idle pattern")
@@ -70,7 +77,9 @@ class StreamDriver:
         self._valid.value = 0
         if self._rng is not None:
             width = len(self._payload)
-            self._payload.value = int.from_bytes(self._rng.bytes(-(-width // 8)), "little") >> (-width % 8)
+            self._payload.value = int.from_bytes(self._rng.bytes(-(-width // 8)), "little") >> (
+                -width % 8
+            )
 
     async def _run(self) -> None:
         self._quiet()
@@ -111,9 +120,16 @@ class StreamMonitor:
         Called with each word when it is handed over.
     """
 
-    def __init__(self, dut: Any, name: str, shape: Any = None, *, stall: float | None = 0.0,
-                 rng: np.random.Generator | None = None,
-                 callback: Callable[[Any], None] | None = None):
+    def __init__(
+        self,
+        dut: Any,
+        name: str,
+        shape: Any = None,
+        *,
+        stall: float | None = 0.0,
+        rng: np.random.Generator | None = None,
+        callback: Callable[[Any], None] | None = None,
+    ):
         self.stall = None if stall is None else _probability("stall", stall)
         if stall and rng is None:
             raise ValueError("rng must be given for a stall pattern")

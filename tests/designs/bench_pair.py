@@ -15,13 +15,16 @@ async def passes(dut):
     board = Scoreboard("output")
     dut.look.value = 0
     driver = StreamDriver(dut, "input", WORD, idle=parameters["idle"], rng=bench.rng(1))
-    monitor = StreamMonitor(dut, "output", WORD, stall=parameters["stall"], rng=bench.rng(2),
-                            callback=board.got)
+    monitor = StreamMonitor(
+        dut, "output", WORD, stall=parameters["stall"], rng=bench.rng(2), callback=board.got
+    )
     heard = StreamMonitor(dut, "output", WORD, stall=None)
     protocols = [ProtocolMonitor(dut, "input"), ProtocolMonitor(dut, "output")]
     await bench.start(dut)
-    words = [{"tag": int(rng.integers(16)), "value": rng.integers(64, size=2).tolist()}
-             for _ in range(parameters["words"])]
+    words = [
+        {"tag": int(rng.integers(16)), "value": rng.integers(64, size=2).tolist()}
+        for _ in range(parameters["words"])
+    ]
     board.expect(*({"tag": (w["tag"] + 2) % 16, "value": w["value"]} for w in words))
     first = bench.cycle()
     await driver.send(words)
@@ -30,9 +33,15 @@ async def passes(dut):
     for protocol in protocols:
         protocol.check()
     assert heard.words == monitor.words and driver.sent == len(words)
-    bench.report(board.counts() | {
-        "cycles": bench.cycle() - first, "waits": protocols[1].waits, "draw": int(rng.integers(1 << 30))},
-        {"tags": [w["tag"] for w in monitor.words], "given": bench.arrays()["given"]})
+    bench.report(
+        board.counts()
+        | {
+            "cycles": bench.cycle() - first,
+            "waits": protocols[1].waits,
+            "draw": int(rng.integers(1 << 30)),
+        },
+        {"tags": [w["tag"] for w in monitor.words], "given": bench.arrays()["given"]},
+    )
     bench.report({"again": 1})
 
 

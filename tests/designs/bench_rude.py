@@ -19,8 +19,14 @@ async def watched(dut):
     await bench.start(dut)
     await ClockCycles(dut.clk, 400)
     into.check()
-    bench.report({"violations": [v.what for v in out.violations], "count": len(out.violations),
-                  "handovers": out.handovers} | board.counts())
+    bench.report(
+        {
+            "violations": [v.what for v in out.violations],
+            "count": len(out.violations),
+            "handovers": out.handovers,
+        }
+        | board.counts()
+    )
 
 
 @cocotb.test()

@@ -22,9 +22,17 @@ class Buffer(wiring.Component):
         m = Module()
         full = Signal()
         held = Signal(WORD, reset_less=True)
-        m.d.comb += [self.input.ready.eq(~full), self.output.valid.eq(full), self.output.payload.eq(held)]
+        m.d.comb += [
+            self.input.ready.eq(~full),
+            self.output.valid.eq(full),
+            self.output.payload.eq(held),
+        ]
         with m.If(self.input.valid & self.input.ready):
-            m.d.sync += [held.eq(self.input.payload), held.tag.eq(self.input.payload.tag + 1), full.eq(1)]
+            m.d.sync += [
+                held.eq(self.input.payload),
+                held.tag.eq(self.input.payload.tag + 1),
+                full.eq(1),
+            ]
         with m.Elif(self.output.ready):
             m.d.sync += full.eq(0)
         return m
@@ -70,9 +78,11 @@ class Pair(wiring.Component):
             sram.write_en.eq(self.input.valid & self.input.ready),
             sram.write_addr.eq(self.input.payload.tag),
             sram.write_data.eq(self.input.payload.value.as_value()),
-            sram.read_en.eq(1), sram.read_addr.eq(self.look),
+            sram.read_en.eq(1),
+            sram.read_addr.eq(self.look),
             self.seen.eq(sram.read_data),
-            inverter.a.eq(sram.read_data[:4]), self.flipped.eq(inverter.y),
+            inverter.a.eq(sram.read_data[:4]),
+            self.flipped.eq(inverter.y),
         ]
         return m
 
@@ -91,7 +101,11 @@ class Rude(wiring.Component):
         m = Module()
         full = Signal()
         held = Signal(WORD, reset_less=True)
-        m.d.comb += [self.input.ready.eq(~full), self.output.valid.eq(full), self.output.payload.eq(held)]
+        m.d.comb += [
+            self.input.ready.eq(~full),
+            self.output.valid.eq(full),
+            self.output.payload.eq(held),
+        ]
         with m.If(self.input.valid & self.input.ready):
             m.d.sync += [held.eq(self.input.payload), full.eq(1)]
         with m.Elif(self.output.ready | (self.fault == 1)):
