@@ -33,8 +33,9 @@ class Accumulator(wiring.Component):
 
     One command per cycle; `psum` comes one cycle after its `command`. Two commands with the same
     index must be LATENCY cycles apart unless the later one is `first`. A result is in the queue
-    RESULT_AFTER cycles after its command. The queue is read at `result_addr`, the value is on `result` in the
-    cycle after `result_en` and stays; the reader keeps count and must not let it overflow.
+    RESULT_AFTER cycles after its command. The queue is read at `result_addr`, the value is on
+    `result` in the cycle after `result_en` and stays; the reader keeps count and must not let it
+    overflow.
 
     `command_out` is `command` one cycle later, for the next column.
     """

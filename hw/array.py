@@ -21,8 +21,8 @@ def slice_layout(rows: int, acc_rows: int) -> data.StructLayout:
     """One slice for all rows at once.
 
     `lines`, `scales`: each row's line with the slice at field `part`; `index`: slice of its group;
-    `count`: valid elements of the K tile, from row 0 on; `swap`: first slice of a weight tile; the rest
-    is the accumulators' command.
+    `count`: valid elements of the K tile, from row 0 on; `swap`: first slice of a weight tile; the
+    rest is the accumulators' command.
     """
     return data.StructLayout(
         {
@@ -48,14 +48,14 @@ class MatmulArray(wiring.Component):
     """Weight-stationary array: takes one slice and one row of weights per cycle, nothing stalls.
 
     A slice that enters in cycle t meets row r of column c in cycle t + ROW_HOP r + c + 2, and its
-    sums are a result (if `last`) in cycle t + RESULT_LATENCY. A weight for row r that enters at column 0 in cycle u
-    (at column c in u + c) must come at least `load_after_swap(r)` cycles after the swap of the
-    tile before it, and its own tile's swap at least `swap_after_load(r)` cycles after it. Rows of a tile
-    beyond `count` need no load and contribute nothing.
+    sums are a result (if `last`) in cycle t + RESULT_LATENCY. A weight for row r that enters at
+    column 0 in cycle u (at column c in u + c) must come at least `load_after_swap(r)` cycles after
+    the swap of the tile before it, and its own tile's swap at least `swap_after_load(r)` cycles
+    after it. Rows of a tile beyond `count` need no load and contribute nothing.
 
-    Accumulators: slices with one `acc_index` are ACC_LATENCY cycles apart, unless the later is `first`. Of
-    slices with `last`, at most `result_depth` may be on their way or in `result` at once. A bias register may be
-    written
+    Accumulators: slices with one `acc_index` are ACC_LATENCY cycles apart, unless the later is
+    `first`. Of slices with `last`, at most `result_depth` may be on their way or in `result` at
+    once. A bias register may be written
     when the last slice that uses it entered RESULT_LATENCY cycles ago.
 
     Members

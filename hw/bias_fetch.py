@@ -14,9 +14,9 @@ from hw.ports import SramClient
 class BiasFetch(wiring.Component):
     """Reads one vector of `cols` FP32 biases per column tile through `memory`.
 
-    `ready` is high while the register that the issuer uses next holds its bias; `used` says that the
-    last slice which reads it was issued, after which the register is written again only when that
-    slice has passed the whole array.
+    `ready` is high while the register that the issuer uses next holds its bias; `used` says that
+    the last slice which reads it was issued, after which the register is written again only when
+    that slice has passed the whole array.
     """
 
     SLOTS = 2

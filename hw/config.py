@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of every block: frozen dataclasses, validated on construction, and the named presets.
+"""Configuration of every block: frozen dataclasses, validated on construction, and the named
+presets.
 
-Everything that follows from these numbers is a property here, computed in one place. Sizes are bytes unless the
-name says otherwise; a *line* is 16 bytes, the unit of both SRAMs; a *row* of the KV SRAM is one line in every bank.
+Everything that follows from these numbers is a property here, computed in one place. Sizes are
+bytes unless the name says otherwise; a *line* is 16 bytes, the unit of both SRAMs; a *row* of the
+KV SRAM is one line in every bank.
 """
 
 from dataclasses import dataclass

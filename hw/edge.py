@@ -76,9 +76,10 @@ def _eight_bit(m: Module, i: int, byte: Value, fmt: Value) -> tuple[Value, Value
 class ActivationEdge(wiring.Component):
     """Left edge of one row: one slice per cycle, LATENCY cycles, never stalls.
 
-    `part` counts fields of N codes in the line, the slice's elements; `index` is the slice, `length` the
-    number of valid elements of its whole group: element i of the slice counts if
-    index * N + i < length. A length of 0 makes the slice `empty`. Both formats must be formats of the array.
+    `part` counts fields of N codes in the line, the slice's elements; `index` is the slice,
+    `length` the number of valid elements of its whole group: element i of the slice counts if index
+    * N + i < length. A length of 0 makes the slice `empty`. Both formats must be formats of the
+    array.
     """
 
     LATENCY = 2

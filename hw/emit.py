@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placing sub-blocks: inline for Amaranth's simulator, as instances of once-emitted modules for Verilog.
+"""Placing sub-blocks: inline for Amaranth's simulator, as instances of once-emitted modules for
+Verilog.
 
-Amaranth never merges equal modules, so a component that repeats (cell, lane, bank, router, tile) is emitted once
-under its `emit_name` and instantiated. `VerilogPlatform` collects what must be emitted.
+Amaranth never merges equal modules, so a component that repeats (cell, lane, bank, router, tile) is
+emitted once under its `emit_name` and instantiated. `VerilogPlatform` collects what must be
+emitted.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -45,9 +47,9 @@ def place(
 ) -> None:
     """Make `component` the submodule `name` of `m`.
 
-    With a `VerilogPlatform` and a component that has an `emit_name` this is an Instance of the shared module,
-    else the component itself. Connect only to the component's ports, never to its inside. `reset`
-    resets the component in addition to the domain's own reset.
+    With a `VerilogPlatform` and a component that has an `emit_name` this is an Instance of the
+    shared module, else the component itself. Connect only to the component's ports, never to its
+    inside. `reset` resets the component in addition to the domain's own reset.
     """
     if not (isinstance(platform, VerilogPlatform) and isinstance(component, Emitted)):
         m.submodules[name] = component if reset is None else ResetInserter(reset)(component)

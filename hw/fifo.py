@@ -9,7 +9,8 @@ from amaranth.lib.wiring import In, Out
 class StreamFifo(wiring.Component):
     """FIFO of `depth` entries of `shape`; one cycle of latency, one entry per cycle.
 
-    `i` is ready while an entry is free (not because one is being taken), `o` is valid while one is held.
+    `i` is ready while an entry is free (not because one is being taken), `o` is valid while one is
+    held.
     """
 
     def __init__(self, shape, depth: int):

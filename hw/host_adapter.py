@@ -10,9 +10,9 @@ Bits 31..28 of a host address choose the region, the rest counts lines:
 | 2 | tile SRAM |
 | 3 | KV SRAM, line row * cols + bank |
 
-Control (write): bit 0 start, bit 1 reset, bits 63..32 start beat, bits 95..64 cycle limit (0: none).
-Status (read): bits 7..0 status, 15..8 engine, 23..16 semaphore, 31 running, 63..32 beat of the
-command, 95..64 cycles since start, 96 a top-k row was all NaN.
+Control (write): bit 0 start, bit 1 reset, bits 63..32 start beat, bits 95..64 cycle limit (0:
+none). Status (read): bits 7..0 status, 15..8 engine, 23..16 semaphore, 31 running, 63..32 beat of
+the command, 95..64 cycles since start, 96 a top-k row was all NaN.
 """
 
 from amaranth import Module, Mux, Signal
@@ -45,9 +45,10 @@ class Region(enum.Enum, shape=2):
 class HostAdapter(wiring.Component):
     """Turns host requests into accesses of the tile's core.
 
-    Writes go at one per cycle when the target takes them; a read is answered before the next request
-    is taken. Each request gets one response, in order. `access` is offered while `access_valid`, done in
-    the cycle in which `access_ready` is high; a read's `answer` comes with `answer_valid` some cycles later.
+    Writes go at one per cycle when the target takes them; a read is answered before the next
+    request is taken. Each request gets one response, in order. `access` is offered while
+    `access_valid`, done in the cycle in which `access_ready` is high; a read's `answer` comes with
+    `answer_valid` some cycles later.
     """
 
     def __init__(self, config: TileConfig):

@@ -21,9 +21,9 @@ class KvAppend(wiring.Component):
     ceil(head_dim / cols) + d div cols, granule s mod 8.
 
     One line per cycle (a value with fewer than 8 columns: 8 / cols cycles), about 10 cycles per
-    command besides. Illegal: head_dim of 0 or no multiple of 8, misaligned addresses, neither key nor
-    value. A source beyond the tile SRAM, rows at or beyond the weight stream's ring: an address error;
-    nothing is written then.
+    command besides. Illegal: head_dim of 0 or no multiple of 8, misaligned addresses, neither key
+    nor value. A source beyond the tile SRAM, rows at or beyond the weight stream's ring: an address
+    error; nothing is written then.
     """
 
     def __init__(self, config: TileConfig):

@@ -22,8 +22,8 @@ def append_width(cols: int) -> int:
 
 
 def append_layout(cols: int) -> data.StructLayout:
-    """A write of KVAPPEND. `key`: `line` to bank `bank`; else element i of `line` (`append_width` of
-    them) to granule `granule` of bank `bank` + i.
+    """A write of KVAPPEND. `key`: `line` to bank `bank`; else element i of `line` (`append_width`
+    of them) to granule `granule` of bank `bank` + i.
     """
     return data.StructLayout(
         {
@@ -39,12 +39,12 @@ def append_layout(cols: int) -> data.StructLayout:
 class KvSram(wiring.Component):
     """`cols` banks of lines (128 bits and an 8-bit scale), one read and one write port each.
 
-    A row is one line in every bank; line address = row * cols + bank. The array reads a row per cycle,
-    column c's line c cycles after column 0's, so the read command moves along the banks. Rows
-    beyond the memory read as zeros and pulse `read_fault`. A write takes one cycle; the writers go
-    in the order stream, append, DMA, host, and are seen by reads that reach the bank in a later
-    cycle. Requesters keep to the memory's range: address bits above it are ignored. Contents are undefined until
-    written.
+    A row is one line in every bank; line address = row * cols + bank. The array reads a row per
+    cycle, column c's line c cycles after column 0's, so the read command moves along the banks.
+    Rows beyond the memory read as zeros and pulse `read_fault`. A write takes one cycle; the
+    writers go in the order stream, append, DMA, host, and are seen by reads that reach the bank in
+    a later cycle. Requesters keep to the memory's range: address bits above it are ignored.
+    Contents are undefined until written.
 
     Members
     -------

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix engine: executes MATMUL commands on the matmul array.
 
-Three stages work on up to three commands at once: the weight loader fills the shadow registers for the next weight
-tiles, the slice issuer feeds activations, the result writer empties the array. Commands overlap; the order of
-a result and a later read of it is kept by semaphores, not by the engine.
+Three stages work on up to three commands at once: the weight loader fills the shadow registers for
+the next weight tiles, the slice issuer feeds activations, the result writer empties the array.
+Commands overlap; the order of a result and a later read of it is kept by semaphores, not by the
+engine.
 """
 
 from amaranth import Cat, Module, Mux, Signal
@@ -30,10 +31,10 @@ JOBS = 4  # commands in the engine at once
 class MatrixEngine(wiring.Component):
     """Matmul array with its control.
 
-    Throughput: one slice per cycle, one row of weights per cycle, one result row per cycle. A command of one K
-    tile and one activation row is done about ROW_HOP * rows + cols + 25 cycles after it is taken; commands
-    that do not wait for each other follow without a bubble. Illegal: m of 0 or above acc_rows, n or k of 0, FP32
-    operands, misaligned addresses or strides.
+    Throughput: one slice per cycle, one row of weights per cycle, one result row per cycle. A
+    command of one K tile and one activation row is done about ROW_HOP * rows + cols + 25 cycles
+    after it is taken; commands that do not wait for each other follow without a bubble. Illegal: m
+    of 0 or above acc_rows, n or k of 0, FP32 operands, misaligned addresses or strides.
     """
 
     def __init__(self, config: TileConfig):

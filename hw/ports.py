@@ -39,9 +39,9 @@ def sram_response(lines: int) -> data.StructLayout:
 class SramClient(wiring.Signature):
     """A client of the tile SRAM, seen from the client.
 
-    A request is taken when valid and ready. A read answers `TileSram.LATENCY` cycles after it was taken, in
-    order, for one cycle (`valid`): the client must have room. `fault` pulses when an accepted
-    request was out of range: it had no effect, a read then answers zeros.
+    A request is taken when valid and ready. A read answers `TileSram.LATENCY` cycles after it was
+    taken, in order, for one cycle (`valid`): the client must have room. `fault` pulses when an
+    accepted request was out of range: it had no effect, a read then answers zeros.
     """
 
     def __init__(self, lines: int):
@@ -59,7 +59,8 @@ class SramClient(wiring.Signature):
 class ActivationClient(wiring.Signature):
     """Read of `rows` lines at once for the array: line `address` + r * 2^step for r < rows.
 
-    The lines lie in one aligned block of rows * 2^step lines; step is 0, 1 or 2. Same timing as `SramClient`.
+    The lines lie in one aligned block of rows * 2^step lines; step is 0, 1 or 2. Same timing as
+    `SramClient`.
     """
 
     def __init__(self, rows: int):
@@ -77,10 +78,12 @@ class ActivationClient(wiring.Signature):
 
 
 class WeightRead(wiring.Signature):
-    """Read of one KV SRAM row, seen from the reader: column c's line comes c cycles after column 0's.
+    """Read of one KV SRAM row, seen from the reader: column c's line comes c cycles after column
+    0's.
 
-    `command` is sampled every cycle and never stalls. Column c's line, scale and the command's `meta` appear on
-    `column[c]` exactly `KvSram.READ_LATENCY + c` cycles later, with `valid` high for that cycle.
+    `command` is sampled every cycle and never stalls. Column c's line, scale and the command's
+    `meta` appear on `column[c]` exactly `KvSram.READ_LATENCY + c` cycles later, with `valid` high
+    for that cycle.
     """
 
     def __init__(self, cols: int, meta_bits: int):
@@ -102,9 +105,9 @@ class WeightRead(wiring.Signature):
 class EngineControl(wiring.Signature):
     """Command side of an engine, seen from the engine.
 
-    `command` is offered when its semaphores have been taken. `done` pulses once per command, in order, when every
-    effect of it is visible in the memories; `error` is then the reason it failed, or Status.RUNNING. An illegal
-    command is taken, has no effect, and is done with an error.
+    `command` is offered when its semaphores have been taken. `done` pulses once per command, in
+    order, when every effect of it is visible in the memories; `error` is then the reason it failed,
+    or Status.RUNNING. An illegal command is taken, has no effect, and is done with an error.
     """
 
     def __init__(self, command: Command):
@@ -121,8 +124,8 @@ class EngineControl(wiring.Signature):
 class HostPort(wiring.Signature):
     """Host access to a tile, seen from the tile: one request at a time is answered by one response.
 
-    `address` is the line address in the host map (docs/programming.md); reads and writes are whole lines.
-    `error` says that the address is not mapped.
+    `address` is the line address in the host map (docs/programming.md); reads and writes are whole
+    lines. `error` says that the address is not mapped.
     """
 
     def __init__(self):

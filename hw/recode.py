@@ -8,7 +8,8 @@ from hw.wires import wire
 
 
 def recode(m: Module, name: str, code: Value, source: Format, target: Native) -> Signal:
-    """`code` of `source` in `target`, which must hold all its finite values (`golden.formats.recode_table`).
+    """`code` of `source` in `target`, which must hold all its finite values
+    (`golden.formats.recode_table`).
 
     NaN and infinity come out as some number: see `is_special`.
     """

@@ -14,8 +14,8 @@ from hw.ports import GRANULES, LINE_BITS, SramClient
 class ResultWriter(wiring.Component):
     """Takes rows of `cols` FP32 results in the order column tile, activation row.
 
-    One row per cycle when the SRAM grants it. Columns beyond n are not written. `job` is given back when
-    its last row has been written (`done` pulses in that cycle).
+    One row per cycle when the SRAM grants it. Columns beyond n are not written. `job` is given back
+    when its last row has been written (`done` pulses in that cycle).
     """
 
     def __init__(self, config: TileConfig):

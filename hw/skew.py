@@ -36,7 +36,8 @@ class Delay(wiring.Component):
         if self.cycles <= REGISTERS_UP_TO:
             m.d.comb += self.o.eq(delayed(m, "stage", self.i, self.cycles))
             return m
-        # A word is read in the cycle in which its place is written anew, and comes out one cycle later.
+        # A word is read in the cycle in which its place is written anew, and comes out one cycle
+        # later.
         depth = self.cycles - 1
         memory = Sram1R1W(self.width, depth)
         place(m, platform, "memory", memory)

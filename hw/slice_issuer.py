@@ -2,9 +2,9 @@
 """Issues the activation slices of a job: for each weight tile slice-major (slice outer, activation
 row inner), one slice per cycle when the tile SRAM grants its read.
 
-A slice is issued only when everything it needs is there or promised: its weights (`swap_ready`), the
-bias of its column tile, room for its result, and a stored partial sum that is old enough. So nothing
-stalls inside the array.
+A slice is issued only when everything it needs is there or promised: its weights (`swap_ready`),
+the bias of its column tile, room for its result, and a stored partial sum that is old enough. So
+nothing stalls inside the array.
 """
 
 from amaranth import Cat, Module, Mux, Signal
@@ -26,10 +26,10 @@ class SliceIssuer(wiring.Component):
     """Takes a job with its first tile and gives it back (`job` ready) with its last slice.
 
     `slice` goes to the array ISSUE_LATENCY cycles after the request was granted. `bias_ready`: the
-    column tile's bias is in register `bias_sel`; `bias_used` pulses with the column tile's last first
-    slice. `room` is the number of results that the array may still take; `reserve` pulses for each one
-    issued. `waiting` says why no slice was issued: for weights, bias or the SRAM (`starved`) or for
-    room (`blocked`).
+    column tile's bias is in register `bias_sel`; `bias_used` pulses with the column tile's last
+    first slice. `room` is the number of results that the array may still take; `reserve` pulses for
+    each one issued. `waiting` says why no slice was issued: for weights, bias or the SRAM
+    (`starved`) or for room (`blocked`).
     """
 
     def __init__(self, config: TileConfig, array: MatmulArray):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two SRAM macros that every memory of the design is made of.
 
-In Amaranth's simulator they are `amaranth.lib.memory`; in Verilog they are instances of the parametrised macros in
-`hw/verilog/`, whose synthesisable default a memory compiler's output replaces. Contents are undefined at power-up.
+In Amaranth's simulator they are `amaranth.lib.memory`; in Verilog they are instances of the
+parametrised macros in `hw/verilog/`, whose synthesisable default a memory compiler's output
+replaces. Contents are undefined at power-up.
 """
 
 from amaranth import ClockSignal, Instance, Module, Mux, Signal
@@ -24,8 +25,8 @@ def _check(width: int, depth: int, granularity: int | None) -> None:
 class Sram1R1W(wiring.Component):
     """One read and one write port; a read returns the contents before a write in the same cycle.
 
-    `read_data` holds the word of the last cycle in which `read_en` was high; one read and one write per cycle.
-    `write_en` has one bit per `granularity` bits of the word.
+    `read_data` holds the word of the last cycle in which `read_en` was high; one read and one write
+    per cycle. `write_en` has one bit per `granularity` bits of the word.
     """
 
     def __init__(self, width: int, depth: int, granularity: int | None = None):
@@ -78,8 +79,9 @@ class Sram1R1W(wiring.Component):
 class Sram1RW(wiring.Component):
     """One port, read or write in each cycle.
 
-    With `en` high and every `write_en` bit low the word at `addr` is read and appears on `read_data` in the next
-    cycle, held until the next read; with any `write_en` bit high those parts of the word are written.
+    With `en` high and every `write_en` bit low the word at `addr` is read and appears on
+    `read_data` in the next cycle, held until the next read; with any `write_en` bit high those
+    parts of the word are written.
     """
 
     def __init__(self, width: int, depth: int, granularity: int | None = None):

@@ -13,8 +13,8 @@ MAGNITUDE_BITS = 8  # of an MX significand: 128 of MXINT8
 class VectorDecode(wiring.Component):
     """The FP32 value of an element, as `golden.vector.load`.
 
-    Exact, save that what exceeds FP32 becomes infinite; NaN canonical. Latency `LATENCY` cycles, one
-    element per cycle. While `enable` is low the output stands still.
+    Exact, save that what exceeds FP32 becomes infinite; NaN canonical. Latency `LATENCY` cycles,
+    one element per cycle. While `enable` is low the output stands still.
 
     Members
     -------

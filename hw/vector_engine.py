@@ -23,19 +23,20 @@ from hw.vector_store import VectorStore
 class VectorEngine(wiring.Component):
     """Executes VECTOR commands one after another, as `golden.vector.vector`.
 
-    Rate: one vector of `lanes` elements per cycle, over the ends of rows too; two cycles per vector when
-    B and D both lie in memory as vectors; one more cycle per row for every ROW operand that
+    Rate: one vector of `lanes` elements per cycle, over the ends of rows too; two cycles per vector
+    when B and D both lie in memory as vectors; one more cycle per row for every ROW operand that
     shares the port with a vector operand or another ROW operand.
 
-    A command's loads begin when the writes of the one before have been taken. With a memory that never
-    makes it wait, a command of V vectors is done 28 + V cycles after it was taken; `FunctionUnit.LATENCY`
-    more with a function, `VectorReduce.latency` + 1 more with a reduction, some for the last block of
-    an MX result. A command that waits already is done 3 cycles sooner, counted from the `done` before.
+    A command's loads begin when the writes of the one before have been taken. With a memory that
+    never makes it wait, a command of V vectors is done 28 + V cycles after it was taken;
+    `FunctionUnit.LATENCY` more with a function, `VectorReduce.latency` + 1 more with a reduction,
+    some for the last block of an MX result. A command that waits already is done 3 cycles sooner,
+    counted from the `done` before.
 
     The pipeline stands still as a whole, and only while the memory does not take its writes; loads
-    wait by credits. An access out of range ends the command: what is under way is thrown away, `done`
-    comes with ADDRESS_RANGE, and what is stored at the results is undefined. A command without
-    `store` and `reduce` is legal and has no effect.
+    wait by credits. An access out of range ends the command: what is under way is thrown away,
+    `done` comes with ADDRESS_RANGE, and what is stored at the results is undefined. A command
+    without `store` and `reduce` is legal and has no effect.
 
     Parameters
     ----------

@@ -11,10 +11,10 @@ from hw.isa import Kind
 class VectorIssue(wiring.Component):
     """Takes one vector of `a`, and of B and D what the command needs, in each cycle with `valid`.
 
-    `others` carries B and D in the order of `VectorLoad`: a vector that needs both takes two cycles, the
-    first of which may pass ahead of `a`. Values of kind ROW stay for the rest of their row, those
-    of kind IMMEDIATE for the command. No latency; one vector per cycle. Nothing is issued while
-    `enable` is low.
+    `others` carries B and D in the order of `VectorLoad`: a vector that needs both takes two
+    cycles, the first of which may pass ahead of `a`. Values of kind ROW stay for the rest of their
+    row, those of kind IMMEDIATE for the command. No latency; one vector per cycle. Nothing is
+    issued while `enable` is low.
 
     Members
     -------

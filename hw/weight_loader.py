@@ -3,14 +3,14 @@
 
 A *walker* cuts a job into weight tiles (column tiles outer, K tiles inner) and appends a descriptor
 of each to a short ring. Every row of cells walks the ring on its own: it is *free* when the swap of
-its last word has passed it, and the loader serves the row that has been free longest. So a row r lags
-ROW_HOP * r cycles behind row 0, and tiles follow each other every `rows` cycles although a swap
-takes ROW_HOP * rows cycles to pass down the array.
+its last word has passed it, and the loader serves the row that has been free longest. So a row r
+lags ROW_HOP * r cycles behind row 0, and tiles follow each other every `rows` cycles although a
+swap takes ROW_HOP * rows cycles to pass down the array.
 
 Why a promised load is in time (resident weights): swaps are at least `rows` cycles apart, so in any
 interval of x cycles each row becomes free at most ceil(x / rows) times and the backlog is at most
-rows - 1 other rows; served in the order of release, a row is loaded at most rows - 1 cycles after its
-release, which is before the next swap reaches it. Weights that stream from HBM may be late, so
+rows - 1 other rows; served in the order of release, a row is loaded at most rows - 1 cycles after
+its release, which is before the next swap reaches it. Weights that stream from HBM may be late, so
 there a swap waits until all rows of its tile are loaded.
 """
 
@@ -57,9 +57,9 @@ class WeightLoader(wiring.Component):
     `job` is taken when its last tile has been described; `tile` gives each tile to the issuer, in
     order. `swap_ready` says that the swap of the oldest tile not yet swapped may be issued in this
     cycle; `swap` says that it is. `command` goes to the KV SRAM (one row per cycle, never
-    stalls); `available` counts rows of the weight stream not yet taken, `taken` releases one. `loading`
-    is high in a cycle that loads a row. `swap_delay`: cycles from `swap` until its slice reaches the array, less
-    the cycles from `command` until the row reaches it.
+    stalls); `available` counts rows of the weight stream not yet taken, `taken` releases one.
+    `loading` is high in a cycle that loads a row. `swap_delay`: cycles from `swap` until its slice
+    reaches the array, less the cycles from `command` until the row reaches it.
     """
 
     def __init__(self, config: TileConfig, swap_delay: int):
@@ -179,7 +179,8 @@ class WeightLoader(wiring.Component):
                     ),
                 ]
 
-        # Releases: the swap of a tile passes row r LOAD_AFTER_SWAP(r) cycles after the slice enters.
+        # Releases: the swap of a tile passes row r LOAD_AFTER_SWAP(r) cycles after the slice
+        # enters.
         delays = [max(1, self.swap_delay + MatmulArray.load_after_swap(r)) for r in range(rows)]
         history = Signal(max(delays))
         m.d.sync += history.eq(Cat(self.swap, history))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of emitted Verilog and built simulations: `$JALAPENO_CACHE`, else `jalapeno` in the user's cache.
+"""The cache of emitted Verilog and built simulations: `$JALAPENO_CACHE`, else `jalapeno` in the
+user's cache.
 
-An entry is a directory named after a hash of everything that it is made from. It appears by one rename
-when it is complete, under a file lock, so half-made entries do not count and processes may share it.
+An entry is a directory named after a hash of everything that it is made from. It appears by one
+rename when it is complete, under a file lock, so half-made entries do not count and processes may
+share it.
 """
 
 import hashlib
@@ -34,8 +36,8 @@ def digest(parts: Iterable[str]) -> str:
 def entry(kind: str, key: str, make: Callable[[Path], None]) -> tuple[Path, bool]:
     """Directory of entry `key` of `kind`, and whether it was there before.
 
-    When it is not there, `make` fills an empty directory. If that raises, the directory stays beside the
-    entry as `key.failed` until the next attempt, for its logs.
+    When it is not there, `make` fills an empty directory. If that raises, the directory stays
+    beside the entry as `key.failed` until the next attempt, for its logs.
     """
     place = root() / kind
     final, failed = place / key, place / f"{key}.failed"

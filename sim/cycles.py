@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recorded cycle suite: runs with the cycles they took, held against what they take now.
 
-`data/cycles.json` lists the runs; a run's cycles are a matter of the RTL and the tile program alone, so any
-difference is a change of one of them.
+`data/cycles.json` lists the runs; a run's cycles are a matter of the RTL and the tile program
+alone, so any difference is a change of one of them.
 """
 
 import json

@@ -112,10 +112,12 @@ def run(
     """Run the cocotb module `bench` (as "tb.bench_of_something") on `build`.
 
     The bench gets `parameters` (JSON), `arrays` and `files` (name: text, in its working directory,
-    for $readmemh) through `tb.bench`. `seed` sets cocotb's random seed and the values of all registers and memories
-    at power-up. `waves` is an FST file, for a build with waves. `only` is the name of one test.
+    for $readmemh) through `tb.bench`. `seed` sets cocotb's random seed and the values of all
+    registers and memories at power-up. `waves` is an FST file, for a build with waves. `only` is
+    the name of one test.
 
-    ToolError when no test ran, or when one failed and `check` is set; the run's directory is then kept and named.
+    ToolError when no test ran, or when one failed and `check` is set; the run's directory is then
+    kept and named.
     """
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed must be from 0 to {MAX_SEED}, not {seed!r}")

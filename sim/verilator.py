@@ -24,8 +24,8 @@ LIBRARIES = cocotb_tools.config.libs_dir
 STANDINS = Path(__file__).parent / "cpp"  # headers for libraries that a machine may lack
 PACKAGES = {"g++": "g++", "make": "make", "perl": "perl"}  # tool: Debian package
 
-# Models are compiled for every change of the hardware, so build time counts as much as speed; the run-time
-# library is compiled once for all models.
+# Models are compiled for every change of the hardware, so build time counts as much as speed; the
+# run-time library is compiled once for all models.
 OPTIMISE_MODEL = "-O1"
 OPTIMISE_LIBRARY = "-O2"
 
@@ -36,7 +36,8 @@ _PORT = re.compile(
 
 @dataclass(frozen=True)
 class Tool:
-    """A Verilator: its program, version, where it comes from, what its builds need in the environment.
+    """A Verilator: its program, version, where it comes from, what its builds need in the
+    environment.
 
     `make` are variables that every `make` of a model is given.
     """
@@ -292,8 +293,9 @@ def build(
     """Build module `top` of `sources` (file name: text) for cocotb, or take it from the cache.
 
     `blocks` are modules to compile once however often they are placed; they should have registered
-    outputs, or Verilator sees loops through them that are not there. Public are the ports of `top`, or the
-    signals `public` of it. ToolError shows the compiler's own message and where the whole log is.
+    outputs, or Verilator sees loops through them that are not there. Public are the ports of `top`,
+    or the signals `public` of it. ToolError shows the compiler's own message and where the whole
+    log is.
     """
     tool = find()
     if waves and (packages := missing_for_waves()):

@@ -2,7 +2,8 @@
 """DMA and weight stream on an AXI memory: cocotbext-axi's `AxiRam` or our HBM slice.
 
 Parameters: `stall` in [0, 1), `memory` "axi_ram" or "slice", and `commands` (packed operands of
-DMA) or `streams` (of STREAM, with `keep` to collect what is written); arrays `hbm`, `sram`, `scales`.
+DMA) or `streams` (of STREAM, with `keep` to collect what is written); arrays `hbm`, `sram`,
+`scales`.
 """
 
 import itertools

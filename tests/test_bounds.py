@@ -115,7 +115,8 @@ def test_stores_are_within_their_error(fmt: Format) -> None:
     normal = error[form.radius > 1e-30] / form.radius[form.radius > 1e-30]
     assert normal.max() > 0.99 and normal.mean() > 0.2
 
-    # The same with the value known only roughly: the store takes the scale and the binade of what is computed.
+    # The same with the value known only roughly: the store takes the scale and the binade of what
+    # is computed.
     wide = Affine(
         x.astype(np.float64), np.zeros((0, *x.shape)), 0.05 * np.abs(x.astype(np.float64))
     )

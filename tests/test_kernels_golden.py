@@ -423,7 +423,8 @@ def vector_bound(expert_format: Format, ring: int, window: int | None) -> tuple[
     shape = replace(shape, ring=ring, window=window)
     _, ids = run_layer(SMALL, shape, weights, xs, cos, sin)
     reference, bound = layer_bound(shape, weights, xs, cos, sin, ids)
-    # No choice is near enough a tie to differ, so this is also the reference that chooses by itself.
+    # No choice is near enough a tie to differ, so this is also the reference that chooses by
+    # itself.
     wanted = reference_layer(shape, weights, xs, cos, sin)
     np.testing.assert_allclose(reference, wanted, rtol=1e-9, atol=1e-9)
     return reference, bound, ids

@@ -53,7 +53,8 @@ def encode(operands: dict[str, int]) -> int:
 
 
 class Harness:
-    """A `KvAppend` between a tile SRAM and a KV SRAM in numpy, which stall with probability `stall`.
+    """A `KvAppend` between a tile SRAM and a KV SRAM in numpy, which stall with probability
+    `stall`.
 
     source : BF16 codes [lines, 8] of the tile SRAM
     cache : BF16 codes [rows, cols, 8] of the KV SRAM; `scales` and `written` go along

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far the bit-exact kernels may be from float64 on the same quantised weights.
 
-Each function gives the float64 reference and, element by element, a bound on the kernel's error: worst-case running
-error analysis through the kernel's own steps (`affine` says how), with no assumption on the distribution of roundings.
-It assumes only that nothing overflows or is NaN. All functions raise ValueError where there is no finite bound.
+Each function gives the float64 reference and, element by element, a bound on the kernel's error:
+worst-case running error analysis through the kernel's own steps (`affine` says how), with no
+assumption on the distribution of roundings. It assumes only that nothing overflows or is NaN. All
+functions raise ValueError where there is no finite bound.
 """
 
 from golden.bounds.attention import attention_bound

@@ -5,12 +5,13 @@ An affine form holds a float64 `value` (what is meant) and says of the computed 
 
     computed = value + sum over k of terms[k] * noise[k] + r,   |noise[k]| <= 1,  |r| <= rest.
 
-Every noise symbol is one rounding (or a handful of them at one place). A matrix acts on `terms` with its signs, so
-that errors that came from one rounding may cancel; intervals, which `rest` alone would be, lose that and grow
-several times per matrix. Nothing here is probabilistic: all symbols may be at their worst at once.
+Every noise symbol is one rounding (or a handful of them at one place). A matrix acts on `terms`
+with its signs, so that errors that came from one rounding may cancel; intervals, which `rest` alone
+would be, lose that and grow several times per matrix. Nothing here is probabilistic: all symbols
+may be at their worst at once.
 
-All arithmetic is float64. Matrix products account for its roundings; `Affine.bound` covers those of single operations,
-some 2^-50 of a value each.
+All arithmetic is float64. Matrix products account for its roundings; `Affine.bound` covers those of
+single operations, some 2^-50 of a value each.
 """
 
 from dataclasses import dataclass, field

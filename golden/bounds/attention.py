@@ -22,8 +22,8 @@ def attention_bound(
 ) -> tuple[Array, Array]:
     """(float64 attention [heads, D], largest error of the kernel's result [heads, D]).
 
-    Arguments as `golden.kernels.attention.attention` takes them, with the slots [slots] that count. The bound holds for
-    any machine and any chunks. `out_format` is BF16, an MX format or FP32.
+    Arguments as `golden.kernels.attention.attention` takes them, with the slots [slots] that count.
+    The bound holds for any machine and any chunks. `out_format` is BF16, an MX format or FP32.
     """
     heads, kv_heads = len(queries), keys.shape[1]
     if valid.shape != (len(keys),) or not valid.any():

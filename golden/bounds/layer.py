@@ -76,9 +76,10 @@ def layer_bound(
 ) -> tuple[Array, Array]:
     """(float64 residual stream [T, hidden], largest error of the kernel's results [T, hidden]).
 
-    Tokens xs [T, hidden] with RoPE tables [T, D / 2] (as rounded to FP32) are decoded from an empty cache. `weights`
-    are exact as quantised, all else is unrounded in the reference. `ids` holds the kernel's experts [top_k] of each
-    token, checked as in `moe_bound`. The bound holds for any machine and chunk size.
+    Tokens xs [T, hidden] with RoPE tables [T, D / 2] (as rounded to FP32) are decoded from an empty
+    cache. `weights` are exact as quantised, all else is unrounded in the reference. `ids` holds the
+    kernel's experts [top_k] of each token, checked as in `moe_bound`. The bound holds for any
+    machine and chunk size.
     """
     lengths = len(xs), len(cos), len(sin), len(ids)
     if len(set(lengths)) != 1:

@@ -44,9 +44,10 @@ def check_choice(logits: Affine, ids: NDArray[np.int64]) -> None:
 def swish(gate: Affine) -> Affine:
     """g sigmoid(alpha g) in FP32, of gate [I].
 
-    With s the logistic function and t = alpha g, f' is s + t s' and f'' is alpha s' (2 + t (1 - 2 s)), which on either
-    side falls from alpha / 2 at 0 to -0.037 alpha and then rises to 0. The argument is off by 2 units (alpha and the
-    product), which changes s by |t| s' <= 0.224 of that; s is 1 ulp, 2 units, and the product rounds once.
+    With s the logistic function and t = alpha g, f' is s + t s' and f'' is alpha s' (2 + t (1 - 2
+    s)), which on either side falls from alpha / 2 at 0 to -0.037 alpha and then rises to 0. The
+    argument is off by 2 units (alpha and the product), which changes s by |t| s' <= 0.224 of that;
+    s is 1 ulp, 2 units, and the product rounds once.
     """
     argument = SWISH * gate.value
     share = sigmoid(argument)
@@ -96,9 +97,9 @@ def moe_bound(
 ) -> tuple[Array, Array]:
     """(float64 mixture [tokens, hidden], largest error of the kernel's result [tokens, hidden]).
 
-    `router` and `experts` are exact as quantised; x [tokens, hidden] and the hidden layer are not rounded in the
-    reference. `ids` [tokens, k] are the kernel's choices: ValueError if the reference's logits, within their error,
-    speak against one. The bound holds for any machine.
+    `router` and `experts` are exact as quantised; x [tokens, hidden] and the hidden layer are not
+    rounded in the reference. `ids` [tokens, k] are the kernel's choices: ValueError if the
+    reference's logits, within their error, speak against one. The bound holds for any machine.
     """
     if np.shape(ids) != (len(x), k):
         raise ValueError(f"ids must be {(len(x), k)}, not {np.shape(ids)}")

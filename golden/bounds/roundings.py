@@ -39,9 +39,9 @@ def bf16_error(x: Affine) -> Array:
 def mx_error(x: Affine, fmt: Format) -> Array:
     """Largest error of x [..., K] stored in an MX format, blocks along K.
 
-    Half a step of the block's scale at the element's magnitude; or, in the top binade of a block, the distance to
-    the largest number (elements saturate), which is up to two steps in E4M3. The scale is that of the largest magnitude
-    within reach: a smaller scale has smaller steps.
+    Half a step of the block's scale at the element's magnitude; or, in the top binade of a block,
+    the distance to the largest number (elements saturate), which is up to two steps in E4M3. The
+    scale is that of the largest magnitude within reach: a smaller scale has smaller steps.
     """
     spec = SPECS[fmt]
     magnitude, length = x.magnitude, x.value.shape[-1]
@@ -90,11 +90,12 @@ def array_error(
 ) -> Array:
     """Largest error [..., N] of the array from the exact product, whatever its number of rows.
 
-    `act` [..., K] and `weight` [N, K] are magnitudes, `bias` [N] that of the initial values. With R rows and G groups
-    along K a product is rounded once in its dot, at most min(R, G) times in its chain and once per chain in the
-    accumulator: at most 2 + slices * G times, which R = 1 reaches. A product that is flushed lies 2^(WINDOW + 1) below
-    the largest of its slice by exponent, and is that far below it in value but for the significands; in terms of a
-    subnormal BF16 number it is at most 2^-149 of the other operand.
+    `act` [..., K] and `weight` [N, K] are magnitudes, `bias` [N] that of the initial values. With R
+    rows and G groups along K a product is rounded once in its dot, at most min(R, G) times in its
+    chain and once per chain in the accumulator: at most 2 + slices * G times, which R = 1 reaches.
+    A product that is flushed lies 2^(WINDOW + 1) below the largest of its slice by exponent, and is
+    that far below it in value but for the significands; in terms of a subnormal BF16 number it is
+    at most 2^-149 of the other operand.
     """
     magnitude = act @ weight.T
     if bias is not None:

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of softmax: of expert shares, and of attention over cached keys and values.
 
-A sink is one more score without error, whose value is 0. With reference probabilities w_t and scores that are off by
-d_t the kernel computes w_t e^d_t, all times one unknown factor that the division takes out: the running maximum,
-whatever it is. The analysis chooses that factor such that the d_t have mean 0 under w (their symbols, that is). Then
+A sink is one more score without error, whose value is 0. With reference probabilities w_t and
+scores that are off by d_t the kernel computes w_t e^d_t, all times one unknown factor that the
+division takes out: the running maximum, whatever it is. The analysis chooses that factor such that
+the d_t have mean 0 under w (their symbols, that is). Then
 
     e^d is 1 + d and a remainder of at most e^|d| - 1 - |d|,
     the sum D of the w_t e^d_t is 1 and remainders only,
-    sum of w_t e^d_t v_t over D is o + (sum of w_t (e^d_t - 1) (v_t - o)) / D with o the reference output,
+    sum of w_t e^d_t v_t over D is o + (sum of w_t (e^d_t - 1) (v_t - o)) / D with o the reference
+    output,
 
 so that what all scores share cancels, and so do errors of scores whose values are near the output.
 
-FP32's part: exp2 is 1 ulp; its argument's roundings (subtraction, product, the constant log2(e)) are 3 units of the
-distance to the maximum, and over chunks these distances add up to that to the final one. Terms that underflow are off
-by less than 2^-120 of the largest term, which is 1.
+FP32's part: exp2 is 1 ulp; its argument's roundings (subtraction, product, the constant log2(e))
+are 3 units of the distance to the maximum, and over chunks these distances add up to that to the
+final one. Terms that underflow are off by less than 2^-120 of the largest term, which is 1.
 """
 
 from collections.abc import Sequence
@@ -34,8 +36,9 @@ ARGUMENT_UNITS = 3
 class Softmax:
     """Reference `weights` [T], and what is known of the computed ones before the division.
 
-    Computed: weights * (1 + f) with f a form of value 0, `factors`, then off by `single` [T] more for FP32, separately
-    where they are used and where they are summed. The inverse of the sum is 1 up to `off`.
+    Computed: weights * (1 + f) with f a form of value 0, `factors`, then off by `single` [T] more
+    for FP32, separately where they are used and where they are summed. The inverse of the sum is 1
+    up to `off`.
     """
 
     weights: Array
@@ -94,9 +97,11 @@ class Cached:
 
 
 class CachedTokens:
-    """Keys and values of one KV head as `Cached`, their symbols placed among those of the token that attends.
+    """Keys and values of one KV head as `Cached`, their symbols placed among those of the token
+    that attends.
 
-    A token's key and value share symbols; `starts` are where they begin. The same places serve all heads of the group.
+    A token's key and value share symbols; `starts` are where they begin. The same places serve all
+    heads of the group.
     """
 
     def __init__(self, keys: Sequence[Affine], values: Sequence[Affine], noise: Noise):
@@ -136,12 +141,14 @@ def with_sink(scores: Affine, sink: float) -> Affine:
 
 
 def mixed(scores: Affine, sink: float, cache: CachedTokens, slots: int, noise: Noise) -> Affine:
-    """Attention's output [D] before it is stored: softmax of scores [T] and a sink, times cached values.
+    """Attention's output [D] before it is stored: softmax of scores [T] and a sink, times cached
+    values.
 
-    `slots` of the ring are walked, in chunks of whatever size c. A product goes through at most 2 + 4 ceil(c / 8)
-    roundings in the array and 4 units (shrink is exp2 and a product, then an addition) in each of ceil(slots / c)
-    chunks: most for c = 1. A term of the sum goes through c additions and 4 units per chunk, which is no more. The
-    array flushes products that are less than 2^-29 of the largest. P is rounded to BF16 for the product alone.
+    `slots` of the ring are walked, in chunks of whatever size c. A product goes through at most 2 +
+    4 ceil(c / 8) roundings in the array and 4 units (shrink is exp2 and a product, then an
+    addition) in each of ceil(slots / c) chunks: most for c = 1. A term of the sum goes through c
+    additions and 4 units per chunk, which is no more. The array flushes products that are less than
+    2^-29 of the largest. P is rounded to BF16 for the product alone.
     """
     units = 2 + 6 + 4 * slots + 4
     known = softmax(with_sink(scores, sink), units)

@@ -22,8 +22,8 @@ LOG2E = float(np.float32(1.4426950408889634))
 
 @dataclass(frozen=True)
 class Chunk:
-    """Ring slots [start, stop) that are handled at once; `mask` is the cyclic range, relative to `start`, of those
-    that count (None: all).
+    """Ring slots [start, stop) that are handled at once; `mask` is the cyclic range, relative to
+    `start`, of those that count (None: all).
     """
 
     start: int
@@ -162,7 +162,8 @@ def attention(
 ) -> Float32:
     """Rotated queries [heads, D] (FP32) on BF16 keys and values [slots, kv_heads, D]; [heads, D].
 
-    `keys` and `values` hold the new token already. Query head h reads KV head h // (heads / kv_heads).
+    `keys` and `values` hold the new token already. Query head h reads KV head h // (heads /
+    kv_heads).
     """
     heads, kv_heads = len(queries), keys.shape[1]
     group = heads // kv_heads

@@ -36,7 +36,8 @@ def kernel_result(
     error: float,
     bound: float,
 ) -> KernelResult:
-    """Figures of a run. `works` are the tiles' work over all runs; the slowest tile's roofline binds.
+    """Figures of a run. `works` are the tiles' work over all runs; the slowest tile's roofline
+    binds.
 
     ToolError when the run is faster than its roofline, which cannot be.
     """

@@ -82,10 +82,11 @@ class KernelRequest:
 class KernelResult:
     """One finished run, as `--json` writes it.
 
-    `max_error` is the largest absolute error against the float64 reference and `max_error_bound` what it may be.
-    `fraction_of_roofline` is the time that the `roofline` (its name) allows, over the time taken. `counters` are cycles
-    by engine and activity. `sources` says for each figure whether it was measured, derived or assumed; `differences`
-    name the first wrong value of each buffer that differs.
+    `max_error` is the largest absolute error against the float64 reference and `max_error_bound`
+    what it may be. `fraction_of_roofline` is the time that the `roofline` (its name) allows, over
+    the time taken. `counters` are cycles by engine and activity. `sources` says for each figure
+    whether it was measured, derived or assumed; `differences` name the first wrong value of each
+    buffer that differs.
     """
 
     kernel: str

@@ -22,9 +22,9 @@ def gptoss_layer0(
 ) -> tuple[LayerShape, LayerWeights, Float32, Float32, Float32]:
     """A small GPT-OSS decoder layer: (shape, weights, xs [16, 64], cos [16, 8], sin [16, 8]).
 
-    4 query heads and 2 KV heads of 16, window 8 (and a ring of 8), the best 2 of 8 experts of width 64. Experts
-    are rounded to `expert_format` and padded to `lanes`, other matrices are BF16. The vector is of an independent
-    implementation; the copy beside the tests holds its output too.
+    4 query heads and 2 KV heads of 16, window 8 (and a ring of 8), the best 2 of 8 experts of width
+    64. Experts are rounded to `expert_format` and padded to `lanes`, other matrices are BF16. The
+    vector is of an independent implementation; the copy beside the tests holds its output too.
     """
     with as_file(files("sim") / "data" / "gptoss_layer0.npz") as path, np.load(path) as file:
         arrays = {name: file[name] for name in file.files if name != "__meta__"}

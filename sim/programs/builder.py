@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tile program under construction: commands in terms of buffers, kept in order by semaphores.
 
-Commands of one *thread* run one after the other (each waits for the last); weight streams run ahead of the
-commands that take them, held only by room in their ring.
+Commands of one *thread* run one after the other (each waits for the last); weight streams run ahead
+of the commands that take them, held only by room in their ring.
 """
 
 from typing import Any

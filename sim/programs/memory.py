@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers of a tile program: where they lie in tile SRAM, KV SRAM and the HBM slice.
 
-Allocation is by hand-over: every buffer has its own place, so what a program leaves can be read back.
+Allocation is by hand-over: every buffer has its own place, so what a program leaves can be read
+back.
 """
 
 from dataclasses import dataclass

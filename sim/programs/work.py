@@ -12,8 +12,9 @@ from hw.config import TileConfig
 class Work:
     """Cycles that each resource needs at its full rate, for one tile.
 
-    `array`: multiply-accumulates / (cells x products per cycle of the pair of formats); `load`: weight
-    rows, one per cycle; `hbm`: bytes / rate; `vector`: vectors of `lanes` elements, one per cycle.
+    `array`: multiply-accumulates / (cells x products per cycle of the pair of formats); `load`:
+    weight rows, one per cycle; `hbm`: bytes / rate; `vector`: vectors of `lanes` elements, one per
+    cycle.
     """
 
     array: Fraction = Fraction(0)

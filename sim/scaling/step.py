@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cycles of one decode step of a full model on full-size slices, layer by layer.
 
-The work is shared evenly by S slices. Parts of a layer follow one another and are added; inside a part
-the longer of HBM and array counts:
+The work is shared evenly by S slices. Parts of a layer follow one another and are added; inside a
+part the longer of HBM and array counts:
 
     matrices   max(bytes / S / HBM rate / f_stream, MAC / S / array rate / f_dense)
     experts    the same with f_experts for HBM, bytes of the experts that the batch touches
@@ -168,7 +168,8 @@ def decode_step(model: ModelConfig, a: Assumptions, f: Fractions, batch: int = 1
 
 
 def fractions(found: Mapping[str, Measurement]) -> Fractions:
-    """The fractions of measurements; 1 and no commands where one is missing, which the caller tells.
+    """The fractions of measurements; 1 and no commands where one is missing, which the caller
+    tells.
 
     `commands` is what a measured layer's token takes beyond its parts: cycles / tokens less
     dense bytes / rate / f_stream, expert bytes / rate / f_experts and attention / f_attention.

@@ -7,7 +7,8 @@ from hw.verilog import layout
 
 
 class Packing:
-    """Packs and unpacks the values of an Amaranth shape, element 0 and the first field in the low bits.
+    """Packs and unpacks the values of an Amaranth shape, element 0 and the first field in the low
+    bits.
 
     Parameters
     ----------

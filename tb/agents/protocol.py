@@ -25,8 +25,8 @@ class Violation:
 class ProtocolMonitor:
     """Watches the stream `name` of `dut`, an input or an output, and counts its cycles.
 
-    `violations` lists broken rules, `handovers` counts words taken and `waits` cycles in which a word
-    waited. Cycles in reset are not watched.
+    `violations` lists broken rules, `handovers` counts words taken and `waits` cycles in which a
+    word waited. Cycles in reset are not watched.
     """
 
     def __init__(self, dut: Any, name: str):

@@ -6,7 +6,8 @@ from typing import Any
 
 
 class Scoreboard:
-    """Compares values in order; `compared` and `mismatched` count, `differences` keeps the first few.
+    """Compares values in order; `compared` and `mismatched` count, `differences` keeps the first
+    few.
 
     A bench ends with `check`, which fails also when nothing was compared or something is missing.
     """

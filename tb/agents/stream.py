@@ -19,7 +19,8 @@ def _probability(name: str, value: float) -> float:
 
 
 class StreamDriver:
-    """Sends values into the stream input `name` of `dut`: `name__payload`, `name__valid`, `name__ready`.
+    """Sends values into the stream input `name` of `dut`: `name__payload`, `name__valid`,
+    `name__ready`.
 
     It waits for the end of reset; with `idle` 0 it offers a word in every cycle.
 
@@ -113,7 +114,8 @@ class StreamMonitor:
     shape
         Shape of the payload, or None to collect packed integers.
     stall
-        Probability that ready is low in a cycle; None only listens and leaves ready to somebody else.
+        Probability that ready is low in a cycle; None only listens and leaves ready to somebody
+        else.
     rng
         Source of the pattern; without one `stall` must be 0 or None.
     callback
