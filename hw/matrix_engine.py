@@ -194,19 +194,21 @@ class MatrixEngine(wiring.Component):
     def _finish(self, m, accept, refuse, in_flight, issuer, bias, writer):
         """Completion, errors and activity. A fault belongs to the oldest command in the engine."""
         faulty, done = Signal(), Signal()
+        refused = Signal()  # the queue wants `done` a cycle after the command at the earliest
         settling = Signal(TileSram.LATENCY + 1)  # a fault of the last write is known only then
         m.d.comb += [
             done.eq(settling[-1]),
-            self.control.done.eq(done | refuse),
+            self.control.done.eq(done | refused),
             self.control.error.eq(
                 Mux(
-                    refuse,
+                    refused,
                     Status.ILLEGAL_COMMAND,
                     Mux(faulty, Status.ADDRESS_RANGE, Status.RUNNING),
                 )
             ),
         ]
         m.d.sync += [
+            refused.eq(refuse),
             in_flight.eq(in_flight + accept - done),
             settling.eq(Cat(writer.done, settling)),
             faulty.eq(
