@@ -98,7 +98,7 @@ class MatmulArray(wiring.Component):
 
     @staticmethod
     def load_after_swap(row: int) -> int:
-        """Least u - t: a row-`row` load at u after the swap at t, without touching what it takes."""
+        """Least u - t: a row-`row` load at u after the swap at t, not touching what it takes."""
         return Cell.ROW_HOP * row + ActivationEdge.LATENCY - WeightEdge.LATENCY
 
     @staticmethod
@@ -203,7 +203,6 @@ class MatmulArray(wiring.Component):
         head = Signal(range(self.result_depth))
         fetch = Signal()
         values = []
-        arrived = None
         for c in range(self.cols):
             column = Accumulator(self.acc_rows, self.result_depth)
             place(m, platform, f"accumulator_{c}", column)
@@ -218,11 +217,11 @@ class MatmulArray(wiring.Component):
             ]
             command = column.command_out
             values.append(column.result)
-            arrived = command
         for c, value in enumerate(values):
             m.d.comb += self.result.payload[c].eq(value)
 
         # A row is whole when the last column has queued its value.
+        arrived = command  # as it leaves the last column
         whole = Signal()
         ready = Signal(range(self.result_depth + 1))
         m.d.comb += [

@@ -15,8 +15,10 @@ none). Status (read): bits 7..0 status, 15..8 engine, 23..16 semaphore, 31 runni
 the command, 95..64 cycles since start, 96 a top-k row was all NaN.
 """
 
+from enum import IntEnum
+
 from amaranth import Module, Mux, Signal
-from amaranth.lib import data, enum, wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.config import TileConfig
@@ -33,7 +35,7 @@ CORE_COMMAND = data.StructLayout(
 CORE_ANSWER = data.StructLayout({"data": LINE_BITS, "scale": SCALE_BITS, "error": 1})
 
 
-class Region(enum.Enum, shape=2):
+class Region(IntEnum):
     """Regions of the host map."""
 
     REGISTERS = 0

@@ -9,8 +9,10 @@ exponent when it is not negative, `narrow` its negative otherwise (2^narrow grou
 and 2^(7 - s - 5 + a + w) slices share a line (`share`).
 """
 
+from enum import IntEnum
+
 from amaranth import Module, Mux, Signal
-from amaranth.lib import data, enum, wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden.formats import Format
@@ -29,7 +31,7 @@ PAIR_LAYOUT = data.StructLayout(
 JOB_LAYOUT = data.StructLayout({"command": operand_layout(MATMUL), "pair": PAIR_LAYOUT})
 
 
-class FormatClass(enum.Enum, shape=2):
+class FormatClass(IntEnum):
     """Base-2 logarithm of a format's significand digits."""
 
     FP4 = 0
@@ -57,11 +59,11 @@ class PairDecoder(wiring.Component):
             value = Signal(2, name=f"{name}_digits")
             with m.Switch(code):
                 with m.Case(Format.MXFP4):
-                    m.d.comb += value.eq(FormatClass.FP4.value)
+                    m.d.comb += value.eq(FormatClass.FP4)
                 with m.Case(Format.MXINT8, Format.BF16):
-                    m.d.comb += value.eq(FormatClass.BF16.value)
+                    m.d.comb += value.eq(FormatClass.BF16)
                 with m.Default():
-                    m.d.comb += value.eq(FormatClass.EIGHT.value)
+                    m.d.comb += value.eq(FormatClass.EIGHT)
             return value
 
         act, weight = digits(self.act_format, "act"), digits(self.weight_format, "weight")

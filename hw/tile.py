@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tile: command processor, engines, tile SRAM, KV SRAM and the ports to HBM, host and networks."""
+"""A tile: command processor, engines, tile SRAM, KV SRAM, and ports to HBM, host and networks."""
 
 from typing import Any
 
@@ -77,15 +77,18 @@ class TileCore(wiring.Component):
         m.submodules.sram = sram = TileSram(config)
         m.submodules.kv_sram = kv = KvSram(config, load_meta(config.rows).size)
         m.submodules.hbm = hbm = HbmPort(config)
-        engines = {
-            Engine.MATRIX: MatrixEngine(config),
-            Engine.VECTOR: VectorEngine(config),
-            Engine.TOPK: TopkEngine(config),
-            Engine.DMA: Dma(config),
-            Engine.STREAM: WeightStream(config),
-            Engine.KV: KvAppend(config),
-            Engine.NOC: NocPort(config),
-            Engine.COLLECTIVE: CollectivePort(config),
+        matrix, vector, topk = MatrixEngine(config), VectorEngine(config), TopkEngine(config)
+        dma, stream, append = Dma(config), WeightStream(config), KvAppend(config)
+        noc, collective = NocPort(config), CollectivePort(config)
+        engines: dict[Engine, wiring.Component] = {
+            Engine.MATRIX: matrix,
+            Engine.VECTOR: vector,
+            Engine.TOPK: topk,
+            Engine.DMA: dma,
+            Engine.STREAM: stream,
+            Engine.KV: append,
+            Engine.NOC: noc,
+            Engine.COLLECTIVE: collective,
         }
         source = None
         if config.stall_gates:
@@ -103,10 +106,6 @@ class TileCore(wiring.Component):
                 control.activity.eq(component.control.activity),
             ]
 
-        matrix, vector = engines[Engine.MATRIX], engines[Engine.VECTOR]
-        dma, stream, append = engines[Engine.DMA], engines[Engine.STREAM], engines[Engine.KV]
-        noc, collective = engines[Engine.NOC], engines[Engine.COLLECTIVE]
-
         def client(name, engine_side, sram_side):
             gates.connect(f"{name}_request", engine_side.request, sram_side.request)
             m.d.comb += [
@@ -123,7 +122,7 @@ class TileCore(wiring.Component):
             ("vector_out", vector.out, sram.vector_out),
             ("dma", dma.sram, sram.dma),
             ("kv", append.source, sram.kv),
-            ("topk", engines[Engine.TOPK].sram, sram.topk),
+            ("topk", topk.sram, sram.topk),
             ("noc_out", noc.source, sram.noc_out),
             ("noc_in", noc.target, sram.noc_in),
             ("collective", collective.memory, sram.collective),
@@ -163,7 +162,7 @@ class TileCore(wiring.Component):
         nan_row = Signal()  # a top-k row was all NaN since the start
         with m.If(processor.start):
             m.d.sync += nan_row.eq(0)
-        with m.Elif(engines[Engine.TOPK].nan_row):
+        with m.Elif(topk.nan_row):
             m.d.sync += nan_row.eq(1)
         self._host(m, processor, sram, kv, nan_row)
         return m

@@ -143,6 +143,7 @@ def attend(
                 )[0],
             ).values
         largest = new
+    assert total is not None and output is not None  # `parts` is not empty
     inverse = trace.keep(
         f"{name}.inverse", vector(total, lanes=lanes, function="reciprocal")[0]
     ).values

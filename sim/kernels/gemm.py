@@ -133,12 +133,12 @@ def run(request: KernelRequest) -> KernelResult:
         final = allreduce_sum(grid)[0, 0].reshape(m, n)
         steps = np.abs(np.stack([p.astype(np.float64) for p in products])).sum(axis=0)
         bound = bound + steps * config.tiles * 2.0**-24
-        for tile, p in enumerate(programs):
-            assert p is not None
+        for tile, own in enumerate(programs):
+            assert own is not None
             source = memories[tile].buffers["out"]
             total = memories[tile].buffer("total", m, n, Format.FP32)
             lines = (source.at(m - 1) - source.address) // 16 + -(-n // 4)
-            p.command(
+            own.command(
                 "collective",
                 src_addr=source.address,
                 dst_addr=total.address,
