@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches the bias vectors of a job's column tiles into the array's bias registers, ahead of use."""
+"""Fetches bias vectors of a job's column tiles into the array's bias registers, ahead of use."""
 
 from amaranth import Module, Mux, Signal
 from amaranth.lib import stream, wiring

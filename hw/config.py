@@ -52,12 +52,14 @@ class TileConfig:
         _power_of_two("result_depth", self.result_depth, 4, 1024)
         if self.result_depth < 2 * self.cols:
             raise ValueError(
-                f"result_depth must be at least 2 x cols = {2 * self.cols}, not {self.result_depth!r}"
+                f"result_depth must be at least 2 x cols = {2 * self.cols}, "
+                f"not {self.result_depth!r}"
             )
         _power_of_two("sram_banks", self.sram_banks, 4, 1024)
-        if self.sram_banks < max(4 * self.rows, self.cols):
+        least = max(4 * self.rows, self.cols)
+        if self.sram_banks < least:
             raise ValueError(
-                f"sram_banks must be at least max(4 x rows, cols) = {max(4 * self.rows, self.cols)}, "
+                f"sram_banks must be at least max(4 x rows, cols) = {least}, "
                 f"not {self.sram_banks!r}"
             )
         _power_of_two("sram_bytes", self.sram_bytes, self.sram_banks * LINE_BYTES * 4, 1 << 24)

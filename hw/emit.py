@@ -15,14 +15,14 @@ from amaranth.lib import wiring
 
 @runtime_checkable
 class Emitted(Protocol):
-    """A component that is emitted once: `emit_name` names the module and its hardware parameters."""
+    """A component emitted once: `emit_name` names the module and its hardware parameters."""
 
     @property
     def emit_name(self) -> str: ...
 
 
 def flat_ports(component: wiring.Component) -> list[tuple[str, bool, Any]]:
-    """(Verilog port name, is an input of the component, value) of every leaf port of `component`."""
+    """(Verilog port name, whether an input of `component`, value) of each of its leaf ports."""
     ports = []
     for path, member, value in component.signature.flatten(component):
         name = "__".join(str(part) for part in path)
@@ -31,7 +31,7 @@ def flat_ports(component: wiring.Component) -> list[tuple[str, bool, Any]]:
 
 
 class VerilogPlatform:
-    """Platform object of Verilog emission; `components` maps module names to one representative each."""
+    """Platform of Verilog emission; `components` maps module names to one representative each."""
 
     def __init__(self) -> None:
         self.components: dict[str, wiring.Component] = {}

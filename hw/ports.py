@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures of the ports that blocks share: SRAM clients, KV SRAM accesses, engines, host, AXI4."""
+"""Signatures of ports that blocks share: SRAM clients, KV SRAM accesses, engines, host, AXI4."""
 
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixed delays: registers where they are short, a memory with a rotating pointer where they are long."""
+"""Fixed delays: short ones as registers, long ones as a memory with a rotating pointer."""
 
 from amaranth import Module, Mux, Signal
 from amaranth.lib import wiring

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings the operands of a VECTOR command together, vector by vector, and enters them into the lanes."""
+"""Gathers the operands of a VECTOR command, vector by vector, and enters them into the lanes."""
 
 from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verilog of a component, with every shared module emitted once, and the JSON description beside it."""
+"""Verilog of a component, every shared module emitted once, and the JSON description beside it."""
 
 import json
 import os

@@ -51,7 +51,10 @@ class Noise:
 
 @dataclass(frozen=True)
 class Affine:
-    """`value` [...], `terms` [symbols, ...] and `rest` [...]; see the module. Symbols beyond `terms` do not occur."""
+    """`value` [...], `terms` [symbols, ...] and `rest` [...]; see the module.
+
+    Symbols beyond `terms` do not occur.
+    """
 
     value: Array
     terms: Array
@@ -132,7 +135,7 @@ class Affine:
         return self.widened(growth(units) * self.magnitude + units * FP32_TINY)
 
     def stored(self, noise: Noise, error: Array | float) -> "Affine":
-        """With `error` [...] more, which becomes new symbols, one per element, together with `rest`."""
+        """With `error` [...] more; it and `rest` together become new symbols, one per element."""
         size = self.value.size
         first = noise.take(size)
         if first is None:
@@ -144,13 +147,16 @@ class Affine:
         return Affine(self.value, terms.reshape(-1, *shape), np.zeros(shape))
 
     def function(self, value: Array, slope: Array, curvature: Array) -> "Affine":
-        """f of every element, from f and its derivative at `value` and the largest |f''| within reach (Taylor)."""
+        """f of every element (Taylor): f and f' at `value`, the largest |f''| within reach."""
         return Affine(
             value, self.terms * slope, self.rest * np.abs(slope) + curvature * self.radius**2 / 2
         )
 
     def clamped(self, low: float, high: float) -> "Affine":
-        """min and max with constants: an error stays, vanishes or, where a limit is within reach, is of any sign."""
+        """min and max with constants.
+
+        An error stays, vanishes or, where a limit is within reach, is of any sign.
+        """
         radius = self.radius
         inside = (self.value - radius >= low) & (self.value + radius <= high)
         outside = (self.value + radius <= low) | (self.value - radius >= high)

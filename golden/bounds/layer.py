@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference and error bound of `golden.kernels.layer`: a decode of several tokens from an empty cache."""
+"""Reference and error bound of `golden.kernels.layer`: tokens decoded from an empty cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,7 +111,10 @@ def attend(
     sine: Array,
     noise: Noise,
 ) -> Affine:
-    """Attention's output [heads * D], not yet stored, of the token x [hidden]; `cache` gets its key and value."""
+    """Attention's output [heads * D], not yet stored, of the token x [hidden].
+
+    `cache` gets the token's key and value.
+    """
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
     normed = stored(norm(Affine.exact(x), weights.attention_norm, shape.eps), noise)
     qkv = times(weights.qkv, normed).reshape(heads + 2 * kv_heads, dim)

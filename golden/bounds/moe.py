@@ -27,7 +27,7 @@ def times(weights: Matrix, x: Affine, act: Format = Format.BF16) -> Affine:
 
 
 def check_choice(logits: Affine, ids: NDArray[np.int64]) -> None:
-    """ValueError unless the errors of logits [E] allow that `ids` were the best of the computed ones."""
+    """ValueError unless the errors of logits [E] allow that `ids` were computed as the best."""
     chosen = np.zeros(len(logits.value), bool)
     chosen[ids] = True
     if chosen.sum() != len(ids):

@@ -77,7 +77,7 @@ def stored(x: Affine, noise: Noise, fmt: Format = Format.BF16) -> Affine:
 
 
 def significands(fmt: Format) -> tuple[int, int]:
-    """Least and largest magnitude of a significand that is not 0; BF16's least is that of its normal numbers."""
+    """Least and largest magnitude of a significand that is not 0; for BF16, of a normal number."""
     spec = SPECS[fmt]
     if fmt is Format.MXINT8:  # recoded to BF16: normal there
         return 1 << SPECS[Format.BF16].mantissa_bits, (2 << SPECS[Format.BF16].mantissa_bits) - 1

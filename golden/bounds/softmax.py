@@ -48,7 +48,10 @@ class Softmax:
 
 
 def softmax(scores: Affine, units: int) -> Softmax:
-    """Softmax of scores [T], sink included; `units` are the FP32 roundings of a term until it is summed up."""
+    """Softmax of scores [T], sink included.
+
+    `units` are the FP32 roundings of a term until it is summed up.
+    """
     largest = scores.value.max()
     powers = np.exp(scores.value - largest)
     weights = powers / powers.sum()

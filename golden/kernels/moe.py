@@ -156,7 +156,7 @@ def moe(
     k: int,
     act: Format = Format.BF16,
 ) -> Float32:
-    """Normed activations x [tokens, hidden] (FP32) to the experts' weighted sum [tokens, hidden]."""
+    """The experts' weighted sum [tokens, hidden] of normed activations x [tokens, hidden], FP32."""
     lanes = machine.lanes
     rounded = trace.keep("x_bf16", x, Format.BF16)
     given = rounded if act is Format.BF16 else trace.keep("x_act", x, act)
