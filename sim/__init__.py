@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that runs or interprets a simulation: simulator set-up, programs, cycles, scaling, command line."""
+"""Runs and interprets simulations: simulator set-up, programs, cycles, scaling, command line."""

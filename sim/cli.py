@@ -19,7 +19,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="RTL model of an LLM-inference chip: simulate its kernels, emit its Verilog, count its cycles.",
+    help="RTL model of an LLM-inference chip: "
+    "simulate its kernels, emit its Verilog, count its cycles.",
 )
 
 

@@ -57,7 +57,8 @@ def top_text(config: ChipConfig) -> str:
             f".go(load_go[{i}]), .first(load_first), .count(load_count), .busy(load_busy[{i}]), "
             f".valid(loader_valid_{i}), .ready(host__{i}__request__ready & load_busy[{i}]), "
             f".word(loader_word_{i}));",
-            f"assign host__{i}__request__valid = load_busy[{i}] ? loader_valid_{i} : host_valid[{i}];",
+            f"assign host__{i}__request__valid = load_busy[{i}] ? loader_valid_{i} : "
+            f"host_valid[{i}];",
             f"assign host__{i}__request__payload = load_busy[{i}] ? {{loader_word_{i}, 1'b1}} : "
             "{host_scale, host_data, host_address, host_write};",
             f"assign host_ready[{i}] = host__{i}__request__ready & ~load_busy[{i}];",
@@ -69,12 +70,14 @@ def top_text(config: ChipConfig) -> str:
         [
             "// SPDX-License-Identifier: Apache-2.0",
             f"module {TOP} (",
-            "  input wire clk, input wire rst, input wire [7:0] stall, input wire [31:0] stall_seed,",
+            "  input wire clk, input wire rst, input wire [7:0] stall, "
+            "input wire [31:0] stall_seed,",
             "  input wire [32:0] err_lo, input wire [32:0] err_hi,",
             f"  input wire [{tiles - 1}:0] load_go, input wire [31:0] load_first,",
             f"  input wire [31:0] load_count, output wire [{tiles - 1}:0] load_busy,",
             f"  input wire [{tiles - 1}:0] host_valid, output wire [{tiles - 1}:0] host_ready,",
-            "  input wire host_write, input wire [31:0] host_address, input wire [127:0] host_data,",
+            "  input wire host_write, input wire [31:0] host_address, "
+            "input wire [127:0] host_data,",
             f"  input wire [7:0] host_scale, output wire [{tiles - 1}:0] response_valid,",
             f"  output wire [{tiles * 137 - 1}:0] response, output wire [{tiles - 1}:0] running",
             ");",

@@ -16,7 +16,7 @@ DIFFERENCES = 8  # wrong buffers that a report names
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it: thousands with commas, other numbers to four significant digits."""
+    """A value as tables show it: thousands with commas, other numbers to 4 significant digits."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "-"}[value]
     if isinstance(value, int):

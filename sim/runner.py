@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a cocotb bench of `tb/` on a build: parameters in, results out, each run in a directory of its own."""
+"""Runs a cocotb bench of `tb/` on a build: parameters in, results out, a directory for each run."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel is to the command line, the cycle suite and the scaling model: options in, a result out."""
+"""A kernel as command line, cycle suite and scaling model see it: options in, a result out."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights and tokens that come with the package: the GPT-OSS layer of `sim/data/gptoss_layer0.npz`."""
+"""Weights and tokens in the package: the GPT-OSS layer of `sim/data/gptoss_layer0.npz`."""
 
 import json
 from importlib.resources import as_file, files

@@ -16,7 +16,7 @@ from sim.programs.moe import ExpertImage, expert, gate
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """Where a layer's weights lie. Norm weights, biases and sinks [kv_heads, group] are in tile SRAM."""
+    """Where a layer's weights lie: norm weights, biases, sinks [kv_heads, group] in tile SRAM."""
 
     attention_norm: Buffer
     qkv: Weights
@@ -50,7 +50,7 @@ def layer(
     slot: int,
     parts: list[Chunk],
 ) -> Buffer:
-    """The token in `x` [1, hidden] with its RoPE rows [1, head_dim]; gives the new residual stream."""
+    """New residual stream of the token in `x` [1, hidden] with its RoPE rows [1, head_dim]."""
     memory, bf16 = p.memory, Format.BF16
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
     normed = memory.buffer("normed", 1, shape.hidden, bf16, weight=bf16)

@@ -29,7 +29,7 @@ def lines_per_group(act: Format, weight: Format) -> int:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A matrix [rows, cols] of `fmt` in tile SRAM: row r starts at byte `address` + r * `stride`."""
+    """A matrix [rows, cols] of `fmt` in tile SRAM: row r starts at byte `address + r * stride`."""
 
     name: str
     address: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixture of experts: gate, experts fetched where the gate decides, weighted sum (`golden.kernels.moe`)."""
+"""Mixture of experts: gate, fetch of the chosen experts, weighted sum (`golden.kernels.moe`)."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`jalapeno throughput`: time between tokens and rates of the full models, beside what is published."""
+"""`jalapeno throughput`: time between tokens and rates of full models, beside published figures."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -18,7 +18,8 @@ from sim.scaling.step import ROOFLINE, Fractions, Step, decode_step, fractions
 HOW = {
     "matrices": "non-expert weights: bytes / slices / HBM rate / streamed GEMM's fraction",
     "experts": "chosen experts: bytes / slices / HBM rate / experts' fraction",
-    "attention": "longer of cache / HBM rate and MAC / array rate, each over its fraction; that is GQA's",
+    "attention": "longer of cache / HBM rate and MAC / array rate, "
+    "each over its fraction; that is GQA's",
     "commands": "layers x what a recorded layer takes beyond these parts",
     "exchange": "layers x exposed collectives x their time",
 }
@@ -45,7 +46,7 @@ def checked(model: ModelConfig, a: Assumptions, f: Fractions, batch: int) -> Ste
 def model_figures(
     model: ModelConfig, a: Assumptions, f: Fractions, found: Collection[str]
 ) -> list[Figure]:
-    """All figures of one model; one that needs a measurement not in `found` has no value and says so."""
+    """All figures of one model; one without its measurement in `found` has no value and says so."""
     name, ms, us = model.name, 1e3 / a.clock_hz, 1e6 / a.clock_hz
     official = published(name)
 

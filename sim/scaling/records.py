@@ -187,8 +187,9 @@ def measurements(records: Sequence[Record]) -> dict[str, Measurement]:
             made = Measurement(source, settings, record.cycles, source.roofline(tile, settings))
             if made.least > made.cycles:
                 raise ToolError(
-                    f"the record of {source.kernel} {made.shown} has {made.cycles} cycles, less than "
-                    f"its {source.binds} roofline of {float(made.least):.1f}: one of them is wrong"
+                    f"the record of {source.kernel} {made.shown} has {made.cycles} cycles, less "
+                    f"than its {source.binds} roofline of {float(made.least):.1f}: "
+                    "one of them is wrong"
                 )
             if key not in found or made.least > found[key].least:
                 found[key] = made
