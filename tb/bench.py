@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every bench needs inside the simulator: its parameters, clock and reset, and handing its results out."""
+"""What every bench needs inside the simulator: parameters, clock, reset and handing results out."""
 
 import json
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 def report(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
-    """Hand `values` (JSON) and `arrays` out; called again, it adds to what was handed out before."""
+    """Hand `values` (JSON) and `arrays` out; another call adds to what was handed out before."""
     file = Path(REPORT)
     before = json.loads(file.read_text()) if file.is_file() else {}
     file.write_text(json.dumps(before | dict(values)))

@@ -127,7 +127,7 @@ async def copies(dut):
 
 @cocotb.test()
 async def streams(dut):
-    """Weight streams as fast as the memory goes; `cycles` from the first written line to the end."""
+    """Weight streams as fast as memory goes; `cycles` from the first written line to the end."""
     given = parameters()
     if "streams" not in given:
         return

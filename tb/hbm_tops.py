@@ -91,7 +91,7 @@ def axi_top(config: TileConfig) -> dict[str, str]:
 
 
 def slice_top(config: TileConfig, parameters: Mapping[str, int]) -> dict[str, str]:
-    """The AXI ports on an `hbm_slice` of the configuration's size and rate; `parameters` go to it."""
+    """AXI ports on an `hbm_slice` of the configuration's size and rate; `parameters` go to it."""
     values = {
         "PORTS": config.hbm_ports,
         "PORT_BYTES": config.hbm_port_bytes,

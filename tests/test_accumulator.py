@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accumulator of a column: order of additions, spacing of commands, biases and the result queue."""
+"""The accumulator of a column: order of additions, spacing of commands, biases, result queue."""
 
 import numpy as np
 import pytest

@@ -256,7 +256,7 @@ def test_distances_of_load_and_swap_are_exact():
 
 
 def test_stale_and_masked_nans_influence_nothing():
-    """NaN weights of a tile before, in rows that are not loaded, and beyond the end on both sides."""
+    """NaN weights of a tile before, in rows not loaded, and beyond the end on both sides."""
     bench = Bench(rows=3, cols=2)
     for row in range(3):
         load_row(bench, row, row, [NAN] * 8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The AXI master in Verilator: against cocotbext-axi's memory and our HBM slice; the rate it reaches."""
+"""The AXI master in Verilator: against cocotbext-axi's memory and our HBM slice; its rate."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -105,7 +105,7 @@ def test_stream_contents(memory):
 
 
 def test_slice_errors():
-    """The slice's error window and its end are told by the commands that touch them, and no other."""
+    """Commands that touch the slice's error window or go past its end report it, no others."""
     model = build(slice_top(TINY, {"LATENCY": 5, "BYTES": TINY.hbm_bytes // 2}), TOP)
     plain = dict(hbm_stride=0, local_addr=0, local_stride=0, lines=20, rows=1, scaled=0)
     half = TINY.hbm_bytes // 2

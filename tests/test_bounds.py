@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error analysis itself: each step against what the arithmetic does, at random and at its worst."""
+"""The error analysis itself: each step against the arithmetic, at random and at its worst."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def outcomes(rng: np.random.Generator, form: Affine, noise: np.ndarray) -> np.nd
 
 
 def unexplained(form: Affine, noise: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """How much of `rest` it takes to explain `found` with the same symbols: at most 1 if the form is right."""
+    """How much of `rest` explains `found` with the same symbols: at most 1 for a right form."""
     distance = np.abs(found - form.value - np.tensordot(noise[: len(form.terms)], form.terms, 1))
     return distance / (form.rest + 1e-12)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: exit codes, one-line messages, JSON, the cycle suite; on a kernel made for the test."""
+"""The command line on a kernel of its own: exit codes, one-line messages, JSON, cycle suite."""
 
 import json
 from dataclasses import replace

@@ -72,7 +72,7 @@ def test_diagram_edges_join_declared_blocks():
 
 
 def chip_files():
-    """Names of the files that the chip is made of: all that hw/chip.py imports, and what they import."""
+    """Names of the files that make up the chip: all that hw/chip.py imports, directly or not."""
     found, left = set(), ["chip"]
     while left:
         name = left.pop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels on the simulated system: tile programs against the bit-exact models, with and without stalls."""
+"""Kernels on the simulated system: programs against bit-exact models, with and without stalls."""
 
 import pytest
 

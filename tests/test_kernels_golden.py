@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bit-exact kernels against float64: within their bounds, and near independent implementations."""
+"""Bit-exact kernels against float64: within their bounds, and near independent implementations."""
 
 import json
 from dataclasses import replace
@@ -43,14 +43,18 @@ def load(name: str) -> tuple[Arrays, dict]:
 
 
 def within(found: np.ndarray, reference: np.ndarray, bound: np.ndarray, most: float) -> float:
-    """Every element is within its bound, which is at most `most` of the largest reference value; bound over error."""
+    """Every element is within its bound, which is at most `most` of the largest reference value.
+
+    Returns bound over error.
+    """
     assert found.shape == reference.shape == bound.shape and found.size
     error, largest = np.abs(found - reference), np.abs(reference).max()
     assert np.all(error <= bound)
     share = bound.max() / largest
     ratio = bound.max() / error.max()
     print(
-        f"error {error.max():.3g}, bound {bound.max():.3g}: {ratio:.1f} times, {share:.3f} of {largest:.3g}"
+        f"error {error.max():.3g}, bound {bound.max():.3g}: {ratio:.1f} times, "
+        f"{share:.3f} of {largest:.3g}"
     )
     assert error.max() > 0 and share <= most
     return ratio
@@ -180,7 +184,7 @@ def test_attention_to_other_formats(out_format: Format) -> None:
 
 @pytest.mark.parametrize("name", ["full_ctx257", "win128_ctx129"])
 def test_attention_of_real_heads(name: str) -> None:
-    """The vector's own inputs; rounding keys and values to BF16 costs about as much as the kernel does."""
+    """The vector's own inputs; keys and values rounded to BF16 cost about what the kernel does."""
     arrays, meta = load(f"gptoss_core_real_{name}")
     case = {
         "queries": arrays["q"][0, :, 0],
@@ -195,7 +199,7 @@ def test_attention_of_real_heads(name: str) -> None:
 
 
 def test_a_fault_in_attention_is_out_of_bounds() -> None:
-    """The bound is tight enough to notice a token more or less in the window, and a sink of some weight left out."""
+    """The bound notices a token more or less in the window, and a sink of some weight left out."""
     rng = rng_of(6)
     case = random_attention(rng, 4, 1, 64, 64)
     case["sinks"] += np.float32(2)
@@ -234,7 +238,7 @@ def matrix_values(matrix: Matrix) -> np.ndarray:
 
 
 def moe_weights(router: Matrix, experts: list[Expert]) -> GptOssMoeWeights:
-    """The quantised weights in the layout of the reference: gate and up rows interleaved, no padding."""
+    """Quantised weights in the reference's layout: gate and up rows interleaved, no padding."""
 
     def interleaved(rows: np.ndarray, size: int) -> np.ndarray:
         half = len(rows) // 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVAPPEND: the engine between stalling memories against the packed cache; errors; with the SRAMs."""
+"""KVAPPEND: the engine between stalling memories against the packed cache; errors; with SRAMs."""
 
 import dataclasses
 from collections import Counter
@@ -138,7 +138,7 @@ class Harness:
             self.scales[row, bank + i] = SCALE_ONE
 
     def check_region(self, expected: np.ndarray, given: np.ndarray, base: int) -> None:
-        """The region from row `base` holds `expected` where `given`, and nothing was written else."""
+        """The region from row `base` holds `expected` where `given`; nothing else was written."""
         region = slice(base, base + len(expected))
         np.testing.assert_array_equal(self.written[region], given)
         np.testing.assert_array_equal(self.cache[region][given], expected[given])

@@ -107,7 +107,7 @@ class Bench:
     ids=str,
 )
 def test_random_sends(mesh, rate):
-    """Every tile sends to all tiles, itself too, some of it wrong; memories end up as the model's."""
+    """Every tile sends to all, itself too, some of it wrong; memories end up as the model's."""
     seed = int(np.random.default_rng().integers(1 << 32))
     print("seed", seed)
     bench = Bench(*mesh, seed, rate)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network port: requests of every kind from the network, and the packets, rate and errors of SEND."""
+"""Network port: requests of every kind from the network; packets, rate and errors of SEND."""
 
 import numpy as np
 import pytest

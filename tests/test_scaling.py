@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scaling model: its sums against `golden.traffic`, sources, missing records, impossible results."""
+"""Scaling model: sums against `golden.traffic`, sources, missing records, impossible results."""
 
 import json
 from importlib import import_module
@@ -121,7 +121,7 @@ def test_fractions_of_records():
     ids=str,
 )
 def test_rooflines_are_those_of_the_programs(monkeypatch, name, given, resource):
-    """The formulas against the commands of the kernel's own tile program, which is not simulated."""
+    """The formulas against the commands of the kernel's own tile program, not simulated here."""
     work = {}
     module = import_module(f"sim.kernels.{name}")
     monkeypatch.setattr(module, "simulate", lambda *args, **options: None)

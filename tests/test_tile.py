@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tile stops with a status that the host reads: illegal commands, bad addresses, overflow, deadlock."""
+"""A tile stops with a status the host reads: illegal command, bad address, overflow, deadlock."""
 
 import numpy as np
 import pytest

@@ -35,7 +35,7 @@ SPECIAL = np.array(
 
 
 def rows(rng, count):
-    """One row of bits of each kind: random bits, few values, specials, all NaN, zeros, equal, sorted."""
+    """Bits of a row of random kind: random, few values, specials, all NaN, zeros, equal, sorted."""
     kind = rng.integers(7)
     if kind == 0:
         return rng.integers(1 << 32, size=count, dtype=np.uint32)

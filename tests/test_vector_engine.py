@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vector engine against the model: every byte of the memory, rates, faults, illegal commands."""
+"""The vector engine against the model: every byte of memory, rates, faults, illegal commands."""
 
 import re
 

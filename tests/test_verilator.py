@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds: the tool found, the cache, failures that show the compiler's words; and runs on a build."""
+"""Builds: the tool found, the cache, failures that show the compiler's words; runs on a build."""
 
 import subprocess
 import sys
@@ -57,7 +57,10 @@ def test_missing_compiler_names_its_package(monkeypatch, tmp_path):
 
 
 def test_ports_of_both_styles():
-    text = "module \\a.b (x);\n input x;\nendmodule\nmodule a(clk, y);\n  input clk;\n  output [3:0] y;\nendmodule\n"
+    text = (
+        "module \\a.b (x);\n input x;\nendmodule\n"
+        "module a(clk, y);\n  input clk;\n  output [3:0] y;\nendmodule\n"
+    )
     assert verilator.ports(text, "a") == ["clk", "y"]
     assert verilator.ports("module t(input wire clk, output logic [7:0] q);\nendmodule\n", "t") == [
         "clk",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bench of the vector engine: memory with stalls and faults, random commands, the expected memory."""
+"""Bench of the vector engine: memory with stalls and faults, random commands, expected memory."""
 
 from dataclasses import dataclass, field
 

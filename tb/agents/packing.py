@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed payloads as Python values: structures are dicts, arrays lists, everything else integers."""
+"""Packed payloads as Python values: structures are dicts, arrays lists, all else integers."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watching that a stream keeps its rules: once valid, it stays valid with the same payload until taken."""
+"""Watches that a stream, once valid, stays valid with the same payload until taken."""
 
 from dataclasses import dataclass
 from typing import Any

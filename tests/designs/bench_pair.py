@@ -47,7 +47,7 @@ async def passes(dut):
 
 @cocotb.test()
 async def power_up(dut):
-    """Registers that nobody resets do not power up as zero, and the data of a build is what it was given."""
+    """Registers nobody resets do not power up as zero; the data of a build is what it was given."""
     dut.look.value = 3
     dut.input__valid.value = 0
     await bench.start(dut)
