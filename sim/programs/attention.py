@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention: one decode step of grouped-query attention on the KV SRAM (`golden.kernels.attention`)."""
+"""One decode step of grouped-query attention on the KV SRAM (`golden.kernels.attention`)."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from sim.programs.memory import Buffer, Weights
 
 @dataclass(frozen=True)
 class KvRegion:
-    """One KV head's cache in the KV SRAM: `ring` slots of `head_dim` from rows `keys` and `values`."""
+    """One KV head's cache in KV SRAM: `ring` slots of `head_dim` from rows `keys` and `values`."""
 
     keys: int
     values: int
@@ -156,7 +156,7 @@ def attend_groups(
     parts: list[Chunk],
     out: Buffer,
 ) -> None:
-    """`attend` for every KV head with its `group` query heads; `sinks` holds one row per KV head."""
+    """`attend` for every KV head with its `group` query heads; `sinks` has one row per KV head."""
 
     def rows(buffer: Buffer, g: int) -> Buffer:
         return Buffer(
