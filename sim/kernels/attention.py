@@ -9,9 +9,10 @@ from golden.bounds import attention_bound
 from golden.formats import Format, to_bf16_codes
 from golden.kernels.attention import attention, chunks, window_slots
 from golden.kernels.trace import Machine, Stored, Trace
+from golden.kv_layout import LINE_ELEMENTS, pack_keys, pack_values
 from sim.errors import InputError
 from sim.kernels.results import kernel_result, largest_error
-from sim.kernels.system import Check, TileRun, simulate
+from sim.kernels.system import Check, KvCheck, TileRun, simulate
 from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option
 from sim.programs.attention import KvRegion
 from sim.programs.attention import attention as program
@@ -53,27 +54,31 @@ def kv_images(
     memory: TileMemory, region: KvRegion, keys: NDArray[np.uint16], values: NDArray[np.uint16]
 ) -> None:
     """Puts keys and values [slots, D] into a head's cache, as if they had been appended."""
-    cols, dim = memory.config.cols, region.head_dim
-    slots = len(keys)
-    if not slots:
+    cols = memory.config.cols
+    if not len(keys):
         return
-    pieces = dim // 8
-    tiles = -(-slots // cols)
-    lines = np.zeros((tiles, pieces, cols, 8), np.uint16)
-    for slot in range(slots):
-        lines[slot // cols, :, slot % cols] = keys[slot].reshape(pieces, 8)
-    put(memory, region.keys, lines)
-    groups, dim_tiles = -(-slots // 8), -(-dim // cols)
-    held = np.zeros((groups, dim_tiles * cols, 8), np.uint16)
-    for slot in range(slots):
-        held[slot // 8, :dim, slot % 8] = values[slot]
-    put(memory, region.values, held)
+    for row, codes in (
+        (region.keys, pack_keys(keys, cols)),
+        (region.values, pack_values(values, cols)),
+    ):
+        raw = np.ascontiguousarray(codes.reshape(-1, LINE_ELEMENTS), "<u2").view(np.uint8)
+        memory.kv_images.append((row * cols, raw, np.full(len(raw), 127, np.uint8)))
 
 
-def put(memory: TileMemory, row: int, lines: NDArray[np.uint16]) -> None:
-    """Adds lines [..., 8] of BF16 codes from a KV SRAM row on."""
-    raw = np.ascontiguousarray(lines.reshape(-1, 8), "<u2").view(np.uint8)
-    memory.kv_images.append((row * memory.config.cols, raw, np.full(len(raw), 127, np.uint8)))
+def kv_checks(
+    name: str, region: KvRegion, keys: NDArray[np.uint16], values: NDArray[np.uint16], cols: int
+) -> list[KvCheck]:
+    """What a head's cache must hold once keys and values [slots, D] are in it."""
+    written = np.ones(keys.shape, np.uint16)
+    return [
+        KvCheck(f"{name}.keys", region.keys, pack_keys(keys, cols), pack_keys(written, cols) > 0),
+        KvCheck(
+            f"{name}.values",
+            region.values,
+            pack_values(values, cols),
+            pack_values(written, cols) > 0,
+        ),
+    ]
 
 
 def run(request: KernelRequest) -> KernelResult:
@@ -125,7 +130,12 @@ def run(request: KernelRequest) -> KernelResult:
     attended = memory.buffer("attended", heads, dim, Format.BF16)
     program(p, rotated, key, value, sink, regions, slot, scale, parts, attended)
     checks = [Check(memory.buffers[name], kept) for name, kept in trace.buffers.items()]
-    result = simulate(request, [memory], [TileRun([p.finish()], [memory], checks)])
+    held = [
+        check
+        for g, region in enumerate(regions)
+        for check in kv_checks(f"kv{g}", region, keys[:, g], values[:, g], tile.cols)
+    ]
+    result = simulate(request, [memory], [TileRun([p.finish()], [memory], checks, held)])
     return kernel_result("attention", request, s, result, [p.work], error, limit)
 
 

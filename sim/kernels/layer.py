@@ -17,7 +17,7 @@ from golden.models import GPT_OSS_120B
 from golden.reference.rope import rope_tables, yarn_inv_freq
 from hw.config import TileConfig
 from sim.errors import InputError
-from sim.kernels.attention import CHUNK, check_heads
+from sim.kernels.attention import CHUNK, check_heads, kv_checks
 from sim.kernels.attention import OPTIONS as ATTENTION_OPTIONS
 from sim.kernels.moe import OPTIONS as MOE_OPTIONS
 from sim.kernels.moe import check_gate
@@ -211,7 +211,15 @@ def run(request: KernelRequest) -> KernelResult:
         program(p, shape, place, given, cosines, sines, slot, parts)
         works.include(p.work)
         checks = [Check(memory.buffers[name], kept) for name, kept in trace.buffers.items()]
-        runs.append(TileRun([p.finish()], [memory.snapshot()], checks))
+        slots = min(cache.length, shape.ring)
+        held = [
+            check
+            for g, region in enumerate(place.regions)
+            for check in kv_checks(
+                f"kv{g}", region, cache.keys[:slots, g], cache.values[:slots, g], tile.cols
+            )
+        ]
+        runs.append(TileRun([p.finish()], [memory.snapshot()], checks, held))
     reference, bound = layer_bound(shape, weights, xs, cos, sin, np.stack(ids))
     error, limit = largest_error(np.stack(outputs), reference, bound)
     result = simulate(request, [memory], runs)

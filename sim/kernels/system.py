@@ -33,6 +33,20 @@ class Check:
     tile: int = 0
 
 
+@dataclass(frozen=True)
+class KvCheck:
+    """What KV SRAM rows from `row` on must hold after a run: BF16 codes [rows, cols, 8].
+
+    Only elements that are `known` count: what was never written is undefined.
+    """
+
+    name: str
+    row: int
+    codes: NDArray[np.uint16]
+    known: NDArray[np.bool_]
+    tile: int = 0
+
+
 @dataclass
 class TileRun:
     """One start of the tiles: a program per tile (None: idle), host writes before, checks after."""
@@ -40,6 +54,7 @@ class TileRun:
     programs: Sequence[Program | None]
     images: Sequence[TileMemory]  # SRAM and KV images to load before this run, per tile
     checks: list[Check] = field(default_factory=list)
+    kv_checks: list[KvCheck] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -173,6 +188,14 @@ def simulate(
             ]
             for check in each.checks
         ]
+        reads += [
+            [
+                kv.tile,
+                Region.KV_SRAM.value << REGION_LO | kv.row * config.tile.cols,
+                kv.codes.shape[0] * kv.codes.shape[1],
+            ]
+            for kv in each.kv_checks
+        ]
         plan.append(
             {
                 "load": loads,
@@ -244,6 +267,17 @@ def _collect(
             compared, mismatched = compared + n, mismatched + wrong
             if text:
                 differences.append(f"run {r}, tile {check.tile}: {text}")
+        for i, kv in enumerate(each.kv_checks, len(each.checks)):
+            lines = np.ascontiguousarray(result.arrays[f"read_{r}_{i}"][:, :16])
+            wrong_codes = (lines.view("<u2").reshape(kv.codes.shape) != kv.codes) & kv.known
+            compared += int(kv.known.sum())
+            mismatched += int(wrong_codes.sum())
+            if wrong_codes.any():
+                row, bank, element = np.argwhere(wrong_codes)[0]
+                differences.append(
+                    f"run {r}, tile {kv.tile}: {kv.name}, KV row {kv.row + row}, bank {bank}, "
+                    f"element {element} ({int(wrong_codes.sum())} differ)"
+                )
         read.append(values)
     return SystemResult(
         tuple(cycles),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from golden.formats import Format
 from golden.kernels.attention import LOG2E, Chunk
+from golden.kv_layout import key_rows, value_rows
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, Weights
 
@@ -21,8 +22,8 @@ class KvRegion:
     @classmethod
     def allocate(cls, p: TileProgram, name: str, ring: int, head_dim: int) -> "KvRegion":
         cols = p.config.cols
-        keys = p.memory.kv_rows(f"{name}.keys", -(-ring // cols) * (head_dim // 8))
-        values = p.memory.kv_rows(f"{name}.values", -(-ring // 8) * -(-head_dim // cols))
+        keys = p.memory.kv_rows(f"{name}.keys", key_rows(ring, head_dim, cols))
+        values = p.memory.kv_rows(f"{name}.values", value_rows(ring, head_dim, cols))
         return cls(keys, values, ring, head_dim)
 
 
