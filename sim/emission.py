@@ -17,7 +17,7 @@ PACKAGES = ("hw", "golden", "sim")  # components live in hw and sim, tables in g
 
 
 @cached
-def _sources() -> str:
+def sources_digest() -> str:
     """Hash of everything that Verilog can depend on."""
     files = sorted(
         file
@@ -41,5 +41,5 @@ def emitted(make: Callable[[], wiring.Component], name: str, identity: str) -> d
     def write(work: Path) -> None:
         (work / "files.json").write_text(json.dumps(verilog.emit(make(), name)))
 
-    place, _ = cache.entry("verilog", cache.digest([_sources(), name, identity]), write)
+    place, _ = cache.entry("verilog", cache.digest([sources_digest(), name, identity]), write)
     return json.loads((place / "files.json").read_text())

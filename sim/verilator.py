@@ -213,13 +213,15 @@ def _run(command: list[str], tool: Tool, log: Path) -> None:
         )
 
 
-def _flags(top: str, waves: bool, library: Path | None) -> tuple[list[str], dict[str, str]]:
+def _flags(
+    top: str, waves: bool, library: Path | None, vpi: bool = True
+) -> tuple[list[str], dict[str, str]]:
     """Arguments of Verilator, variables of make; without `library` the model compiles its own."""
     link = f"-Wl,-rpath,{LIBRARIES} -L{LIBRARIES} -lcocotbvpi_verilator"
     arguments = [
         "--cc",
         "--exe",
-        "--vpi",
+        *(["--vpi", "-LDFLAGS", link] if vpi else []),
         "--no-timing",
         "-Wno-fatal",
         "--x-initial",
@@ -230,8 +232,6 @@ def _flags(top: str, waves: bool, library: Path | None) -> tuple[list[str], dict
         top,
         "-o",
         "simulation",
-        "-LDFLAGS",
-        link,
         "-j",
         str(jobs()),
         *(["--trace-fst"] if waves else []),
@@ -290,32 +290,34 @@ def build(
     blocks: Iterable[str] = (),
     waves: bool = False,
     public: Iterable[str] | None = None,
+    main: Path = MAIN,
 ) -> Build:
     """Build module `top` of `sources` (file name: text) for cocotb, or take it from the cache.
 
     `blocks` are modules to compile once however often they are placed; they should have registered
     outputs, or Verilator sees loops through them that are not there. Public are the ports of `top`,
-    or the signals `public` of it. ToolError shows the compiler's own message and where the whole
-    log is.
+    or the signals `public` of it. Another C++ program `main` than cocotb's gets a model without VPI
+    and public signals. ToolError shows the compiler's own message and where the whole log is.
     """
     tool = find()
     if waves and (packages := missing_for_waves()):
         raise ToolError(
             f"waves need more of the system; on Debian: apt install {' '.join(packages)}"
         )
+    vpi = main == MAIN
     if public is None:
-        public = ports("\n".join(sources.values()), top)
+        public = ports("\n".join(sources.values()), top) if vpi else ()
     blocks = sorted(blocks)
     control = control_file(top, public, blocks)
     library = _library(tool, waves)
-    arguments, variables = _flags(top, waves, library)
+    arguments, variables = _flags(top, waves, library, vpi)
     arguments += ["--hierarchical"] if blocks else []
     key = cache.digest(
         [
             tool.version,
             compiler(),
             metadata.version("cocotb"),
-            MAIN.read_text(),
+            main.read_text(),
             str(variables),
             control,
             *arguments,
@@ -335,7 +337,7 @@ def build(
                 *arguments,
                 "-Mdir",
                 "model",
-                str(MAIN),
+                str(main),
                 "control.vlt",
                 *sorted(sources),
             ],

@@ -8,11 +8,10 @@ per cycle is an order of magnitude faster than one per field.
 from collections.abc import Callable
 from typing import Any
 
-from amaranth import Cat, Module, Signal, Value
 from amaranth.lib import wiring
-from amaranth.sim import Simulator
 
-from hw.emit import flat_ports
+from sim.lockstep import Flat
+from tests.simulators import Simulator
 
 
 def pack(*fields: tuple[int, int]) -> int:
@@ -33,23 +32,10 @@ class FlatBench:
 
     def __init__(self, dut: wiring.Component):
         self.dut = dut
-        self.drive: dict[str, int] = {}
         self.cycle = 0
-        self._inputs: dict[str, tuple[int, int]] = {}
-        self._outputs: dict[str, tuple[int, int]] = {}
-        inputs, outputs = [], []
-        for name, is_input, value in flat_ports(dut):
-            value = Value.cast(value)
-            place, values = (self._inputs, inputs) if is_input else (self._outputs, outputs)
-            place[name] = (sum(len(v) for v in values), len(value))
-            values.append(value)
-            if is_input:
-                self.drive[name] = 0
-        self._stimulus = Signal(sum(len(v) for v in inputs))
-        self._observed = Signal(sum(len(v) for v in outputs))
-        self._module = Module()
-        self._module.submodules.dut = dut
-        self._module.d.comb += [Cat(inputs).eq(self._stimulus), self._observed.eq(Cat(outputs))]
+        self._flat = Flat(dut)
+        self._inputs, self._outputs = self._flat.inputs, self._flat.outputs
+        self.drive = dict.fromkeys(self._inputs, 0)
         self._ctx: Any = None
         self._seen = 0
 
@@ -57,8 +43,8 @@ class FlatBench:
         word = 0
         for name, (position, width) in self._inputs.items():
             word |= (self.drive[name] & ((1 << width) - 1)) << position
-        self._ctx.set(self._stimulus, word)
-        self._seen = self._ctx.get(self._observed)
+        self._ctx.set(self._flat.stimulus, word)
+        self._seen = self._ctx.get(self._flat.observed)
 
     def __getitem__(self, name: str) -> int:
         position, width = self._outputs[name]
@@ -73,7 +59,7 @@ class FlatBench:
             self._ctx = ctx
             await bench(self)
 
-        simulator = Simulator(self._module)
+        simulator = Simulator(self._flat)
         simulator.add_clock(1e-6)
         simulator.add_testbench(testbench)
         simulator.run()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bench of a fixed-latency pipeline with an `enable` input, in Amaranth's simulator."""
+"""Bench of a fixed-latency pipeline with an `enable` input, in either simulator."""
 
 import numpy as np
 from amaranth.lib import wiring
-from amaranth.sim import Simulator
+
+from tests.simulators import Simulator
 
 
 def run_pipeline(

@@ -11,6 +11,7 @@ from hw.fp32_add import Fp32Add
 from hw.fp32_compare import Fp32Compare
 from hw.fp32_multiply import Fp32Multiply
 from tests.pipelined import run_pipeline
+from tests.simulators import BOTH
 
 SPECIAL = np.array(
     [0, 1, 0x7FFFFF, 0x800000, 0x800001, 0xFFFFFF, 0x1000000, 0x33800000, 0x33FFFFFF, 0x34000000]
@@ -132,6 +133,7 @@ def test_reduction_of_zeros_and_nan():
         fp32.reduce_sum(np.zeros(4, np.float32), 3)
 
 
+@BOTH
 @pytest.mark.parametrize("stalls", [None, 7], ids=["free", "stalls"])
 def test_add(stalls):
     a, b = operand_pairs(2000, 3)
@@ -144,6 +146,7 @@ def test_add(stalls):
     np.testing.assert_array_equal(result, expected)
 
 
+@BOTH
 @pytest.mark.parametrize("stalls", [None, 8], ids=["free", "stalls"])
 def test_multiply(stalls):
     a, b = operand_pairs(2000, 5)
@@ -153,6 +156,7 @@ def test_multiply(stalls):
     np.testing.assert_array_equal(result, expected)
 
 
+@BOTH
 @pytest.mark.parametrize("stalls", [None, 9], ids=["free", "stalls"])
 def test_compare(stalls):
     a, b = operand_pairs(2000, 6)
