@@ -2,8 +2,9 @@
 """The Verilog of a component under a testbench that was written for Amaranth's simulator.
 
 `Simulator` has the part of `amaranth.sim.Simulator` that testbenches of one clock need: `get`,
-`set` and `tick` with `sample`, `until` and `repeat`. The model is its own process, stepped through
-pipes, which costs far less per cycle than VPI or Amaranth's simulator. All registers and memories start with random bits, then come cycles of reset.
+`set` and `tick` with `sample`, `until` and `repeat`. The model is a process of its own, stepped
+through pipes, which costs far less per cycle than VPI or Amaranth's simulator. All registers and
+memories start with random bits, then come cycles of reset.
 """
 
 import dataclasses
@@ -96,7 +97,7 @@ def _identity(value: Any, seen: dict[int, Any], files: set[str]) -> str:
     if isinstance(value, Value | ValueCastable):
         signal = Value.cast(value)
         return f"{signal.shape()} {getattr(signal, 'init', '')}"
-    if isinstance(value, wiring.FlippedInterface):
+    if not isinstance(value, wiring.Component) and hasattr(value, "signature"):
         return repr(value.signature)
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_identity(item, seen, files) for item in value) + "]"
@@ -108,7 +109,7 @@ def _identity(value: Any, seen: dict[int, Any], files: set[str]) -> str:
     kind = type(value)
     if dataclasses.is_dataclass(value):
         attributes = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    elif isinstance(value, wiring.Component | wiring.PureInterface):
+    elif isinstance(value, wiring.Component):
         attributes = vars(value)
     else:
         raise TypeError(f"attributes of a component must be plain data or ports, not {value!r}")
@@ -124,7 +125,7 @@ def _text(file: str) -> str:
 def sources(flat: Flat) -> dict[str, str]:
     """Verilog of `flat` as module `TOP`, from the cache if it is there."""
     files: set[str] = set()
-    identity = _identity([flat, flat._values], {}, files)
+    identity = _identity([flat.dut, flat.inputs, flat.outputs], {}, files)
     key = cache.digest([sources_digest(), identity, *(_text(file) for file in sorted(files))])
 
     def write(work: Path) -> None:

@@ -3,11 +3,11 @@
 
 import numpy as np
 import pytest
-from amaranth.sim import Simulator
 
 from golden.matmul import add_ieee
 from hw.accumulator import Accumulator
 from tests.cell_vectors import random_psum
+from tests.simulators import BOTH, Simulator
 
 FIELDS = ("index", "first", "last", "use_bias", "bias_sel")
 
@@ -99,6 +99,7 @@ def random_commands(rng, cycles, acc_rows, spacing):
     return commands
 
 
+@BOTH
 @pytest.mark.parametrize("spacing", [0, 1, 2], ids=lambda s: f"latency+{s}")
 def test_random_chains(spacing):
     seed = 30 + spacing
@@ -125,12 +126,14 @@ def two_adds(distance):
     return np.uint32(run(commands, psums)[0]).view(np.float32)
 
 
+@BOTH
 def test_least_distance_is_the_latency():
     for distance in range(Accumulator.LATENCY, Accumulator.LATENCY + 4):
         assert two_adds(distance) == 3.0, distance
     assert two_adds(Accumulator.LATENCY - 1) != 3.0
 
 
+@BOTH
 def test_first_may_follow_at_once():
     """A chain may start while the one before it on the same index is still in the adder."""
     ones = int(np.float32(1).view(np.uint32))

@@ -3,7 +3,6 @@
 
 import numpy as np
 import pytest
-from amaranth.sim import Simulator
 
 from golden.formats import Native
 from hw.cell import Cell
@@ -11,6 +10,7 @@ from hw.verilog import emit
 from sim import runner, verilator
 from tests.cell_vectors import NATIVE_PAIRS, packed_vectors
 from tests.designs.cell_bank import CellBank
+from tests.simulators import BOTH, Simulator
 
 
 def natives(vectors: np.ndarray) -> np.ndarray:
@@ -24,6 +24,7 @@ def report(vectors: np.ndarray, got: np.ndarray, want: np.ndarray) -> str:
     return f"vector {i}, {act.name} x {weight.name}: {got[i]:#x}, expected {want[i]:#x}"
 
 
+@BOTH
 def test_vectors():
     seed = 21
     print("seed", seed)
@@ -96,21 +97,25 @@ def run_loads(loads: dict[int, tuple[int, int]], swaps: set[int], cycles: int) -
     return found
 
 
+@BOTH
 def test_swap_takes_a_load_of_the_cycle_before():
     found = run_loads({0: (1, ONE), 3: (1, TWO)}, {1, 4}, 7)
     assert found[1:] == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
 
 
+@BOTH
 def test_load_in_the_cycle_of_a_swap_waits_for_the_next():
     found = run_loads({0: (1, ONE), 1: (1, TWO)}, {1, 4}, 7)
     assert found[1:] == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
 
 
+@BOTH
 def test_load_for_another_row_is_ignored():
     found = run_loads({0: (1, ONE), 1: (0, TWO), 2: (3, THREE)}, {1, 4}, 7)
     assert found[1:] == [1.0] * 6
 
 
+@BOTH
 def test_activation_moves_on_in_one_cycle():
     cell = Cell(1)
     seen = []

@@ -14,6 +14,7 @@ from golden.vector import load
 from hw.vector_decode import VectorDecode
 from hw.vector_encode import VectorEncode
 from tests.pipelined import run_pipeline
+from tests.simulators import BOTH
 
 
 class FixedFormat(wiring.Component):
@@ -45,6 +46,7 @@ def ids(fmt: Format) -> str:
     return SPECS[fmt].name
 
 
+@BOTH
 @pytest.mark.parametrize("fmt", MX_FORMATS, ids=ids)
 def test_decode_mx(fmt):
     """Every code, under scales at every edge of FP32."""
@@ -65,6 +67,7 @@ def test_decode_mx(fmt):
     np.testing.assert_array_equal(got["value"], expected)
 
 
+@BOTH
 @pytest.mark.parametrize("fmt", [Format.BF16, Format.FP32], ids=ids)
 def test_decode_plain(fmt):
     rng = np.random.default_rng(1)
@@ -111,6 +114,7 @@ def blocks(rng: np.random.Generator, count: int) -> np.ndarray:
     return np.where(blank[:, None], values & np.uint32(0x80000000), values)
 
 
+@BOTH
 @pytest.mark.parametrize("fmt", MX_FORMATS, ids=ids)
 def test_encode(fmt):
     seed = 10 + fmt
@@ -135,6 +139,7 @@ def test_encode(fmt):
     np.testing.assert_array_equal(got["code"], codes.ravel())
 
 
+@BOTH
 def test_stalls():
     """Neither converter moves while it is not enabled."""
     rng = np.random.default_rng(3)

@@ -16,6 +16,7 @@ from golden.functions import exp2_core, reciprocal_core, rsqrt_core
 from hw.functions import FunctionUnit
 from hw.isa import Function
 from tests.pipelined import run_pipeline
+from tests.simulators import BOTH
 
 INF = np.inf
 NAN = np.nan
@@ -236,6 +237,7 @@ def unit_operands(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x, function
 
 
+@BOTH
 @pytest.mark.parametrize("stalls", [None, 3], ids=["free", "stalls"])
 def test_unit(stalls):
     x, function = unit_operands(2500 if stalls is None else 800, 21)

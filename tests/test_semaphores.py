@@ -3,11 +3,11 @@
 
 import numpy as np
 import pytest
-from amaranth.sim import Simulator
 
 from hw import isa
 from hw.counters import ActivityCounters
 from hw.semaphores import Semaphores
+from tests.simulators import BOTH, Simulator
 
 ENGINES = tuple(isa.Engine)
 FIRST_REMOTE = 24
@@ -32,6 +32,7 @@ def grants_of(counts, requests):
     return granted
 
 
+@BOTH
 @pytest.mark.parametrize("semaphores,rate", [(32, 0.5), (4, 0.2), (2, 0.9)])
 def test_random(semaphores, rate):
     rng = np.random.default_rng([semaphores, int(10 * rate)])
@@ -98,6 +99,7 @@ def test_random(semaphores, rate):
     assert granted_total > 100 and twice and contended
 
 
+@BOTH
 def test_overflow():
     dut = Semaphores(ENGINES)
 
@@ -146,6 +148,7 @@ def test_overflow():
     simulate(dut, bench)
 
 
+@BOTH
 def test_activity_counters():
     rng = np.random.default_rng(3)
     engines = (isa.Engine.VECTOR, isa.Engine.DMA, isa.Engine.NOC)

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from amaranth.sim import Simulator
 
 from golden.topk import topk
 from hw import isa
 from hw.config import preset
 from hw.topk import TopkEngine, TopkUnit
+from tests.simulators import BOTH, Simulator
 
 CONFIG = replace(preset("tiny").tile, max_topk=8, max_experts=64)
 LINES = 256
@@ -58,6 +58,7 @@ def expected(bits, k):
     return ids.tolist(), scores.view(np.uint32).tolist()
 
 
+@BOTH
 @pytest.mark.parametrize("k_max", [1, 3, 8])
 @pytest.mark.parametrize("stall", [0.0, 0.4])
 def test_unit(k_max, stall):
@@ -183,6 +184,7 @@ def command(score_addr=0, count=8, k=4, ids_addr=0x800, scores_addr=0xC00):
     }
 
 
+@BOTH
 @pytest.mark.parametrize("stall", [0.0, 0.6])
 def test_engine(stall):
     rng = np.random.default_rng(int(10 * stall))
@@ -213,6 +215,7 @@ def test_engine(stall):
     assert bool(activities[isa.Activity.BLOCKED]) == bool(stall)
 
 
+@BOTH
 def test_nan_row_is_flagged():
     memory = np.full((LINES, 4), 0x7FC0_0001, np.uint32)
     results, _ = run_engine([command(), command(count=5, k=5)], memory)
@@ -220,6 +223,7 @@ def test_nan_row_is_flagged():
     assert memory[0x80].tolist() == [0, 1, 2, 3] and memory[0x81, 0] == 4
 
 
+@BOTH
 def test_errors_have_no_effect():
     memory = np.arange(LINES * 4, dtype=np.uint32).reshape(LINES, 4)
     before = memory.copy()
