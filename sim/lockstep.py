@@ -12,8 +12,9 @@ import enum
 import inspect
 import json
 import os
+import re
 import subprocess
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from fractions import Fraction
 from functools import cache as cached
 from pathlib import Path
@@ -30,6 +31,7 @@ from hw.emit import flat_ports, place
 from sim import cache
 from sim.emission import sources_digest
 from sim.errors import ToolError
+from sim.harness import BLOCKS
 from sim.verilator import Build, build
 
 MAIN = Path(__file__).parent / "cpp" / "lockstep.cpp"
@@ -133,6 +135,13 @@ def sources(flat: Flat) -> dict[str, str]:
 
     place, _ = cache.entry("verilog", key, write)
     return json.loads((place / "files.json").read_text())
+
+
+def shared(files: Mapping[str, str]) -> list[str]:
+    """Modules to compile once: those of `BLOCKS` that have several instances."""
+    names = [name.removesuffix(".v") for name in files if name.startswith(BLOCKS)]
+    text = "\n".join(files.values())
+    return [name for name in names if len(re.findall(rf"^  {name} ", text, re.MULTILINE)) > 1]
 
 
 class _Slot:
@@ -263,7 +272,8 @@ class Simulator:
         self._benches.append((bench, background))
 
     def build(self) -> Build:
-        return build(sources(self._flat), TOP, main=MAIN)
+        files = sources(self._flat)
+        return build(files, TOP, blocks=shared(files), main=MAIN)
 
     def run(self) -> None:
         """Run until all testbenches that are not in the background have returned."""

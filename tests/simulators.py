@@ -5,7 +5,7 @@ A test (or the `pytestmark` of a module) that is marked `BOTH` runs in one and t
 `VERILOG_FIRST` leaves Amaranth's simulator, where it is slow, to `make test-all`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -16,10 +16,13 @@ from sim import lockstep
 
 NAMES = ("amaranth", "verilator")
 BOTH = pytest.mark.usefixtures("simulator")  # the fixture of conftest.py has both as parameters
-VERILOG_FIRST = pytest.mark.parametrize(
-    "simulator", [pytest.param("amaranth", marks=pytest.mark.slow), "verilator"], indirect=True
-)
-AMARANTH_ONLY = pytest.mark.parametrize("simulator", ["amaranth"], indirect=True)
+
+
+def VERILOG_FIRST(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark of a test that is slow in Amaranth's simulator."""
+    names = [pytest.param("amaranth", marks=pytest.mark.slow), "verilator"]
+    return BOTH(pytest.mark.parametrize("simulator", names, indirect=True)(test))
+
 
 chosen = "amaranth"
 

@@ -5,14 +5,14 @@ from itertools import product
 
 import numpy as np
 import pytest
-from amaranth.sim import Simulator
 
 from golden.formats import SPECS, Format, group_elements, products_per_slice, slices
 from golden.hbm_layout import activation_rows, weight_rows
 from golden.matmul import matmul
 from hw.array import MatmulArray
+from tests.simulators import BOTH, VERILOG_FIRST, Simulator
 
-ROWS, COLS = 2, 4
+ROWS, COLS = 3, 4
 FORMATS = [f for f in Format if f is not Format.FP32]
 
 
@@ -26,7 +26,7 @@ def random_operand(rng, rows, cols, fmt):
 class Bench:
     """Drives loads and slices cycle by cycle, from lists of what happens when."""
 
-    def __init__(self, rows=ROWS, cols=COLS, depth=64):
+    def __init__(self, rows=ROWS, cols=COLS, depth=128):
         self.array = MatmulArray(rows, cols, acc_rows=16, result_depth=depth)
         self.loads, self.slices = {}, {}
         self.now = 0
@@ -162,12 +162,16 @@ class Bench:
         return np.array(found, np.uint32)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_tiles_of_changing_formats_back_to_back(seed):
+@pytest.mark.parametrize(
+    "simulator, seed, tiles",
+    [("amaranth", 0, 4), *(("verilator", seed, 20) for seed in range(3))],
+    indirect=["simulator"],
+)
+def test_tiles_of_changing_formats_back_to_back(simulator, seed, tiles):
     print("seed", seed)
     rng = np.random.default_rng(seed)
-    bench = Bench(depth=128)
-    for _ in range(14):
+    bench = Bench()
+    for _ in range(tiles):
         act_fmt, weight_fmt = FORMATS[rng.integers(7)], FORMATS[rng.integers(7)]
         m = int(rng.integers(1, 7))
         k = int(rng.integers(1, ROWS * group_elements(weight_fmt) + 1))
@@ -181,6 +185,7 @@ def test_tiles_of_changing_formats_back_to_back(seed):
     assert np.array_equal(found, expected)
 
 
+@VERILOG_FIRST
 @pytest.mark.parametrize("act_fmt", FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("weight_fmt", FORMATS, ids=lambda f: f.name)
 def test_every_pair(act_fmt, weight_fmt):
@@ -233,11 +238,12 @@ def floats(found):
     return found.view(np.float32)[:, 0].tolist()
 
 
+@VERILOG_FIRST
 def test_distances_of_load_and_swap_are_exact():
     """A load late enough after a swap is for the next tile, a swap late enough after a load takes
     it; one cycle less and it is the other way round.
     """
-    bench = Bench(rows=3, cols=2)
+    bench = Bench()
     all_ones, one_big = 2 * 3.0, 2 * (2 + 64.0)
     want = []
     for number, (row, early) in enumerate(product(range(3), range(2))):
@@ -255,9 +261,10 @@ def test_distances_of_load_and_swap_are_exact():
     assert floats(found) == want and (found == found[:, :1]).all()
 
 
+@BOTH
 def test_stale_and_masked_nans_influence_nothing():
     """NaN weights of a tile before, in rows not loaded, and beyond the end on both sides."""
-    bench = Bench(rows=3, cols=2)
+    bench = Bench()
     for row in range(3):
         load_row(bench, row, row, [NAN] * 8)
     one_slice(bench, 20, [ONE, ONE], 24)

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from amaranth import Module
 from amaranth.lib import wiring
-from amaranth.sim import Simulator
 
 from golden import fp32
 from golden.formats import Format
@@ -20,6 +19,7 @@ from hw.weight_loader import load_meta
 from sim.kernels.gemm import operand, stored
 from sim.kernels.system import decode, span
 from sim.programs.memory import TileMemory
+from tests.simulators import BOTH, VERILOG_FIRST, Simulator
 
 TINY = PRESETS["tiny"].tile
 FORMATS = [f for f in Format if f is not Format.FP32]
@@ -125,7 +125,8 @@ def simulate(config, memory, commands, buffers, limit=20_000):
         for buffer in buffers:
             found.append(decode(buffer, await read_sram(ctx, bench, *span(buffer))))
 
-    simulator = Simulator(bench)
+    ports = (bench.engine.control, bench.sram.host, bench.kv.host_write)
+    simulator = Simulator(bench, ports)
     simulator.add_clock(1e-9)
     simulator.add_testbench(drive)
     simulator.run()
@@ -194,6 +195,7 @@ def check(seed, config, shapes):
     return cycles
 
 
+@VERILOG_FIRST
 def test_edges_of_the_array_back_to_back():
     rng = np.random.default_rng(1)
     shapes = []
@@ -214,6 +216,7 @@ def test_edges_of_the_array_back_to_back():
     check(1, TINY, shapes)
 
 
+@VERILOG_FIRST
 @pytest.mark.parametrize(
     "act_fmt", [Format.MXFP4, Format.MXFP8_E4M3, Format.MXINT8, Format.BF16], ids=lambda f: f.name
 )
@@ -233,12 +236,14 @@ def test_formats(act_fmt):
     )
 
 
+@VERILOG_FIRST
 def test_long_rows_follow_at_one_slice_per_cycle():
     cycles = check(3, TINY, [(16, 8, 256, Format.MXFP8_E4M3, Format.MXFP4, Format.FP32, False)])
     slices = 2 * (256 // 64) * 2 * 16
     assert cycles[0] < slices + 60
 
 
+@BOTH
 def test_illegal_commands_have_no_effect():
     good = matmuls(
         np.random.default_rng(4), TINY, [(2, 4, 32, Format.BF16, Format.BF16, Format.FP32, False)]
@@ -264,6 +269,7 @@ def test_illegal_commands_have_no_effect():
     assert np.array_equal(found[0].codes, expected[0].codes)
 
 
+@VERILOG_FIRST
 def test_addresses_out_of_range_are_reported():
     memory, commands, outs, _ = matmuls(
         np.random.default_rng(5), TINY, [(2, 4, 32, Format.BF16, Format.BF16, Format.FP32, False)]
