@@ -84,6 +84,15 @@ class Flat(wiring.Component):
         return m
 
 
+def _signature(signature: wiring.Signature) -> str:
+    """Text of a signature's members, whatever its class says of itself."""
+    parts = []
+    for name, member in signature.members.items():
+        inner = _signature(member.signature) if member.is_signature else repr(member.shape)
+        parts.append(f"{name} {member.flow} {member.dimensions} {inner}")
+    return f"{type(signature).__qualname__}({', '.join(parts)})"
+
+
 def _identity(value: Any, seen: dict[int, Any], files: set[str]) -> str:
     """Text that differs when the hardware of two components may; `files` gets where classes are.
 
@@ -91,8 +100,10 @@ def _identity(value: Any, seen: dict[int, Any], files: set[str]) -> str:
     """
     if value is None or isinstance(value, bool | int | float | str | bytes | Fraction | enum.Enum):
         return repr(value)
-    if isinstance(value, type | Shape | ShapeCastable | wiring.Signature | wiring.Member):
+    if isinstance(value, type | Shape | ShapeCastable):
         return repr(value)
+    if isinstance(value, wiring.Signature):
+        return _signature(value)
     if id(value) in seen:
         return "seen"
     seen[id(value)] = value
@@ -100,7 +111,7 @@ def _identity(value: Any, seen: dict[int, Any], files: set[str]) -> str:
         signal = Value.cast(value)
         return f"{signal.shape()} {getattr(signal, 'init', '')}"
     if not isinstance(value, wiring.Component) and hasattr(value, "signature"):
-        return repr(value.signature)
+        return _signature(value.signature)
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_identity(item, seen, files) for item in value) + "]"
     if isinstance(value, dict):
@@ -112,7 +123,7 @@ def _identity(value: Any, seen: dict[int, Any], files: set[str]) -> str:
     if dataclasses.is_dataclass(value):
         attributes = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     elif isinstance(value, wiring.Component):
-        attributes = vars(value)
+        attributes = {k: v for k, v in vars(value).items() if not k.startswith("_MustUse")}
     else:
         raise TypeError(f"attributes of a component must be plain data or ports, not {value!r}")
     files.add(inspect.getfile(kind))
