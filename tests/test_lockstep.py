@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lockstep simulator behaves as Amaranth's, and takes Verilog from its cache only for equals."""
+"""The lockstep simulator behaves as Amaranth's; its cache takes equal components for equal."""
 
 import pytest
 from amaranth import Module, Signal
