@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from amaranth.sim import Simulator
 
 from golden.hbm_layout import pack_lines, stream_bytes, unpack_lines
 from hw.config import preset
 from hw.isa import Activity, Direction, Status
 from tb.hbm_bench import HbmBench
 from tests.hbm_models import HbmWorld
+from tests.simulators import BOTH, VERILOG_FIRST, Simulator
 
 TINY = replace(preset("tiny").tile, hbm_bytes=1 << 16, stream_rows=8)
 WIDE = replace(TINY, rows=2, cols=16, sram_banks=16, result_depth=32, stream_rows=8)
@@ -90,6 +90,7 @@ def apply_dma(world, hbm, sram, kv, command):
             target[1][line : line + c["lines"]] = scales
 
 
+@BOTH
 @pytest.mark.parametrize("stall", STALLS.values(), ids=STALLS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_dma_random(config, stall):
@@ -115,6 +116,7 @@ def test_dma_random(config, stall):
     assert len(world.bursts) > count and sum(world.activity["dma"]) > 100
 
 
+@VERILOG_FIRST
 @pytest.mark.parametrize("stall", STALLS.values(), ids=STALLS)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_stream_order(config, stall):
@@ -152,6 +154,7 @@ def test_stream_order(config, stall):
     simulate(config, 5, process, stall=stall)
 
 
+@BOTH
 def test_stream_does_not_block_dma():
     """With the ring full and more rows asked for, the DMA still runs, and the other way round."""
 
@@ -179,6 +182,7 @@ def test_stream_does_not_block_dma():
     simulate(TINY, 3, process)
 
 
+@BOTH
 @pytest.mark.parametrize("config", [TINY, CONFIGS["2x128"]], ids=["16", "2x128"])
 def test_refused(config):
     """Illegal commands and addresses out of range have no effect; the next command works."""
@@ -241,6 +245,7 @@ def test_refused(config):
     simulate(config, 9, process)
 
 
+@VERILOG_FIRST
 @pytest.mark.parametrize("config", [TINY, CONFIGS["2x128"]], ids=["16", "2x128"])
 def test_hbm_errors(config):
     """An error response is told by the command it belongs to, and by no other."""
@@ -270,6 +275,7 @@ def test_hbm_errors(config):
     simulate(config, 2, process, errors=(0x4000, 0x4010))
 
 
+@BOTH
 def test_full_rate():
     """Back-to-back weight streams move a line of HBM in every cycle once the first has arrived."""
     rows, count = 32, 6

@@ -12,6 +12,7 @@ from hw.emit import VerilogPlatform
 from hw.kv_sram import ROW_BITS, SCALE_ONE, KvSram, append_width
 from hw.ports import LINE_ADDRESS_BITS, LINE_BITS, SCALE_BITS
 from tests.flat_bench import FlatBench, pack
+from tests.simulators import BOTH
 
 META_BITS = 5
 WORD_BITS = LINE_BITS + SCALE_BITS
@@ -237,6 +238,7 @@ class Traffic:
         assert not self.waiting and self.host_address is None and self.host_state == -1
 
 
+@BOTH
 @pytest.mark.parametrize("load", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random_traffic(name: str, load: float) -> None:
@@ -282,6 +284,7 @@ def test_random_traffic(name: str, load: float) -> None:
     assert traffic.blocked["stream_write"] == 0
 
 
+@BOTH
 @pytest.mark.parametrize("name", CONFIGS)
 def test_read_rate_and_skew(name: str) -> None:
     """A row in every cycle; column c's line exactly READ_LATENCY + c cycles after its command."""
@@ -312,6 +315,7 @@ def test_read_rate_and_skew(name: str) -> None:
     assert traffic.rows_read == model.rows
 
 
+@BOTH
 def test_read_overtaken_by_write_sees_it_from_the_next_bank_on() -> None:
     """A write in the cycle in which the read is at bank 1: bank 1 gives the old word, 2 the new."""
     rng = np.random.default_rng(13)
@@ -336,6 +340,7 @@ def test_read_overtaken_by_write_sees_it_from_the_next_bank_on() -> None:
     assert traffic.rows_read == 1
 
 
+@BOTH
 def test_value_append_keeps_the_other_tokens() -> None:
     """Eight tokens of a group, appended in any order, end up side by side in each line."""
     rng = np.random.default_rng(14)

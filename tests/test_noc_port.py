@@ -23,6 +23,7 @@ from tests.noc_bench import (
     packet,
     run_cycles,
 )
+from tests.simulators import BOTH
 
 CONFIG = preset("tiny").tile
 LINES = CONFIG.sram_lines
@@ -117,6 +118,7 @@ def request(rng: np.random.Generator, model: list[int], posts: list[int]):
     return packet([head(**sent), *body]), packet([head(**answer), *lines])
 
 
+@BOTH
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_serves_random_requests(rate):
     seed = int(np.random.default_rng().integers(1 << 32))
@@ -145,6 +147,7 @@ def test_serves_random_requests(rate):
     }
 
 
+@BOTH
 def test_writes_at_one_flit_per_cycle():
     bench = Bench(1)
     for i in range(20):
@@ -183,6 +186,7 @@ def expected_packets(command: dict[str, int], memory: list[int], tag: int) -> li
     return packets
 
 
+@BOTH
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_sends_packets(rate):
     seed = int(np.random.default_rng().integers(1 << 32))
@@ -219,6 +223,7 @@ def test_sends_packets(rate):
             assert flits == want
 
 
+@BOTH
 @pytest.mark.parametrize("lines, rows", [(160, 2), (1, 100)])
 def test_sends_a_flit_per_cycle(lines, rows):
     bench = Bench(5)
@@ -254,6 +259,7 @@ GOOD = {
 }
 
 
+@BOTH
 @pytest.mark.parametrize(
     "wrong, error, flits",
     [
@@ -286,6 +292,7 @@ def test_errors_found_here(wrong, error, flits):
     assert [fields(p[0])["tag"] for p in got if fields(p[0])["kind"] == Kind.SEMAPHORE] == [1]
 
 
+@BOTH
 @pytest.mark.parametrize(
     "error", [Status.ADDRESS_RANGE, Status.NO_DESTINATION, Status.ILLEGAL_COMMAND]
 )
@@ -303,6 +310,7 @@ def test_errors_told_by_the_destination(error):
     assert [p["tag"] for p in got if p["kind"] == Kind.SEMAPHORE] == [1]
 
 
+@BOTH
 def test_waits_for_answers():
     bench = Bench(9)
     bench.commands.waiting.append(GOOD)

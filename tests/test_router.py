@@ -9,6 +9,7 @@ from hw.router import Router, Side, WormholeMerge
 from hw.verilog import emit
 from tests.flat_bench import FlatBench, pack
 from tests.noc_bench import LinkDriver, LinkMonitor, fields, head, number, packet, run_cycles
+from tests.simulators import BOTH
 
 MESH = 3
 X = Y = 1
@@ -58,6 +59,7 @@ def expected_side(x: int, y: int) -> Side:
     return Side.LOCAL
 
 
+@BOTH
 @pytest.mark.parametrize(
     "rate, rates", [(1.0, (1.0, 1.0)), (0.3, (1.0, 1.0)), (1.0, (0.4, 0.4)), (0.7, (0.2, 0.9))]
 )
@@ -98,6 +100,7 @@ def test_random_traffic(rate, rates):
     assert total == 300 and not any(expected.values())
 
 
+@BOTH
 def test_two_cycles_per_hop():
     bench = bench_of()
     drivers, monitors = ends(bench, np.random.default_rng(0))
@@ -122,6 +125,7 @@ def test_two_cycles_per_hop():
     bench.run(run)
 
 
+@BOTH
 def test_one_flit_per_cycle_on_all_links_at_once():
     """Five flows that share no link, of long packets: no cycle is lost on any."""
     bench = bench_of()
@@ -151,6 +155,7 @@ def test_one_flit_per_cycle_on_all_links_at_once():
         assert cycles[-1] - cycles[0] == count - 1
 
 
+@BOTH
 @pytest.mark.parametrize("blocked", Channel)
 def test_a_blocked_channel_does_not_stop_the_other(blocked):
     other = Channel(1 - blocked)
@@ -173,6 +178,7 @@ def test_a_blocked_channel_does_not_stop_the_other(blocked):
     assert not monitors[Side.EAST].packets[blocked]
 
 
+@BOTH
 def test_inputs_take_turns():
     bench = bench_of()
     drivers, monitors = ends(bench, np.random.default_rng(2))

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from amaranth.sim import Simulator
 
 from hw import isa
 from hw.command_processor import CommandProcessor
 from hw.config import preset
 from hw.sequencer import Sequencer
 from sim.assembler import ZERO, Program, Reg
+from tests.simulators import BOTH, Simulator
 
 CONFIG = replace(preset("tiny").tile, program_beats=512, queue_depth=2)
 MASK = 0xFFFF_FFFF
@@ -311,6 +311,7 @@ def random_program(rng, length=60) -> Program:
     return p
 
 
+@BOTH
 @pytest.mark.parametrize("ready,longest,latency", [(1.0, 1, 2), (0.4, 6, 5), (0.8, 3, 1)])
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 12))]
@@ -348,6 +349,7 @@ def cycles_of(build) -> int:
     return run(p).cycles - empty
 
 
+@BOTH
 def test_cycle_costs():
     r = Reg(1)
     assert cycles_of(lambda p: p.li(r, 1)) == 2
@@ -371,6 +373,7 @@ def test_cycle_costs():
     assert np.diff(starts).tolist() == [4] * 7
 
 
+@BOTH
 def test_semaphores_order_engines():
     """A producer, two consumers of its two posts, and the producer waits for both to hand back."""
     p = Program()
@@ -395,6 +398,7 @@ def test_semaphores_order_engines():
                 assert by[isa.Engine.DMA][i].cycle > by[consumer][i - 2].done
 
 
+@BOTH
 def test_wait_and_fence_hold_the_sequencer():
     p = Program()
     done = p.semaphore("done")
@@ -410,6 +414,7 @@ def test_wait_and_fence_hold_the_sequencer():
     assert result.status == isa.Status.DONE
 
 
+@BOTH
 def test_remote_semaphore_is_no_deadlock():
     for wait_in_queue in (False, True):
         p = Program()
@@ -457,6 +462,7 @@ def deadlock_programs():
 DEADLOCKS = {name: (program, pc) for name, program, pc in deadlock_programs()}
 
 
+@BOTH
 @pytest.mark.parametrize("name", DEADLOCKS)
 def test_deadlock(name):
     program, pc = DEADLOCKS[name]
@@ -467,6 +473,7 @@ def test_deadlock(name):
     assert held.status == isa.Status.DEADLOCK and held.cycles >= 200
 
 
+@BOTH
 def test_long_command_is_no_deadlock():
     p = Program()
     p.matmul(post=1)
@@ -508,6 +515,7 @@ ILLEGAL = {
 }
 
 
+@BOTH
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_illegal(name):
     zero = [0, 0, 0, 0]
@@ -520,6 +528,7 @@ def test_illegal(name):
     assert not result.log
 
 
+@BOTH
 @pytest.mark.parametrize("beat", [1, 2, 3])
 def test_illegal_bits_in_later_beats(beat):
     words = [[TOPK, 0, 0, 0], [0] * 4, [0] * 4, [0] * 4]
@@ -528,6 +537,7 @@ def test_illegal_bits_in_later_beats(beat):
     assert result.status == isa.Status.ILLEGAL_COMMAND and result.pc == 1 and not result.log
 
 
+@BOTH
 def test_command_of_an_engine_that_is_not_there():
     p = Program()
     p.topk(k=1)
@@ -536,6 +546,7 @@ def test_command_of_an_engine_that_is_not_there():
     assert result.status == isa.Status.ILLEGAL_COMMAND and result.pc == 4
 
 
+@BOTH
 def test_address_ranges():
     p = Program()
     p.post(1)
@@ -557,6 +568,7 @@ def test_address_ranges():
     assert run(p, start=CONFIG.program_beats).status == isa.Status.ADDRESS_RANGE
 
 
+@BOTH
 def test_start_address():
     p = Program()
     p.topk(k=1)
@@ -566,6 +578,7 @@ def test_start_address():
     assert [o["k"] for o in result.of(isa.Engine.TOPK)] == [2]
 
 
+@BOTH
 def test_engine_error_stops_the_tile():
     p = Program()
     for i in range(4):
@@ -583,6 +596,7 @@ def test_engine_error_stops_the_tile():
     assert not result.of(isa.Engine.TOPK)
 
 
+@BOTH
 def test_nothing_is_issued_after_a_stop():
     p = Program()
     p.matmul(m=1, post=1)
@@ -593,6 +607,7 @@ def test_nothing_is_issued_after_a_stop():
     assert result.semaphores[1] == 0  # a failed command posts nothing
 
 
+@BOTH
 def test_semaphore_overflow():
     """The semaphores' flag reaches the status; test_semaphores makes the counters overflow."""
     for by, pc in ((isa.ENGINE_NONE, 0), (isa.Engine.TOPK, 33)):
@@ -627,6 +642,7 @@ def test_semaphore_overflow():
         assert found == [isa.Status.SEMAPHORE_OVERFLOW.value, by, pc, 17]
 
 
+@BOTH
 def test_program_reads_back():
     dut = CommandProcessor(CONFIG, FEW)
     seen = []

@@ -13,6 +13,7 @@ from hw.ports import GRANULES, LINE_ADDRESS_BITS, LINE_BITS, SCALE_BITS
 from hw.sram_arbiter import SramArbiter
 from hw.tile_sram import TileSram
 from tests.flat_bench import FlatBench, pack
+from tests.simulators import BOTH
 
 TINY = preset("tiny").tile
 CONFIGS = {
@@ -248,6 +249,7 @@ def edge_rows(config: TileConfig) -> list[int]:
     return [0, 1, config.sram_lines // config.sram_banks - 1]
 
 
+@BOTH
 @pytest.mark.parametrize("load", [0.15, 1.0])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random_traffic(name: str, load: float) -> None:
@@ -276,6 +278,7 @@ def test_random_traffic(name: str, load: float) -> None:
     assert traffic.conflicts > 20
 
 
+@BOTH
 def test_starvation_bound() -> None:
     """All clients ask for one bank in every cycle: none waits longer than is promised."""
     patience = 16
@@ -303,6 +306,7 @@ def test_starvation_bound() -> None:
     assert traffic.longest["dma"] >= patience
 
 
+@BOTH
 def test_full_rate_without_conflicts() -> None:
     """Ports on different banks take a request each in every cycle."""
     rng = np.random.default_rng(5)
@@ -336,6 +340,7 @@ def test_full_rate_without_conflicts() -> None:
     assert traffic.conflicts == 0
 
 
+@BOTH
 def test_small_clients_take_turns() -> None:
     rng = np.random.default_rng(6)
     traffic = Traffic(TINY)
@@ -358,6 +363,7 @@ def test_small_clients_take_turns() -> None:
     assert traffic.conflicts == 0
 
 
+@BOTH
 def test_waiting_request_is_held_at_the_shared_port() -> None:
     """A client that comes later does not replace the request that already waits."""
     rng = np.random.default_rng(8)
