@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two SRAM macros that every memory of the design is made of.
 
-In Amaranth's simulator they are `amaranth.lib.memory`; in Verilog they are instances of the
-parametrised macros in `hw/verilog/`, whose synthesisable default a memory compiler's output
+In Amaranth's simulator they are `amaranth.lib.memory`; in Verilog they are instances of modules
+named by their size, whose files, made from those in `hw/verilog/`, a memory compiler's output
 replaces. Contents are undefined at power-up.
 """
 
@@ -20,6 +20,12 @@ def _check(width: int, depth: int, granularity: int | None) -> None:
         raise ValueError(f"depth must be at least 2, not {depth!r}")
     if granularity is not None and (granularity < 1 or width % granularity):
         raise ValueError(f"granularity must divide width {width}, not {granularity!r}")
+
+
+def macro_name(kind: str, width: int, depth: int, granularity: int) -> str:
+    """Module of an SRAM of `depth` words of `width` bits, written `granularity` bits at least."""
+    parts = "" if granularity == width else f"_by{granularity}"
+    return f"jalapeno_sram_{kind}_{depth}x{width}{parts}"
 
 
 class Sram1R1W(wiring.Component):
@@ -49,10 +55,7 @@ class Sram1R1W(wiring.Component):
         m = Module()
         if isinstance(platform, VerilogPlatform):
             m.submodules.macro = Instance(
-                "jalapeno_sram_1r1w",
-                p_WIDTH=self.width,
-                p_DEPTH=self.depth,
-                p_GRANULARITY=self.granularity,
+                macro_name("1r1w", self.width, self.depth, self.granularity),
                 i_clk=ClockSignal(),
                 i_write_en=self.write_en,
                 i_write_addr=self.write_addr,
@@ -102,10 +105,7 @@ class Sram1RW(wiring.Component):
         m = Module()
         if isinstance(platform, VerilogPlatform):
             m.submodules.macro = Instance(
-                "jalapeno_sram_1rw",
-                p_WIDTH=self.width,
-                p_DEPTH=self.depth,
-                p_GRANULARITY=self.granularity,
+                macro_name("1rw", self.width, self.depth, self.granularity),
                 i_clk=ClockSignal(),
                 i_en=self.en,
                 i_write_en=self.write_en,

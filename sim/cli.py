@@ -66,7 +66,7 @@ def verilog(
     with console.status(f"emitting {block} of {config}"):
         component = known.make(chosen)
         files = emit(component, block)
-        files[f"{block}.json"] = description(component, block, chosen)
+        files[f"{block}.json"] = description(component, block, chosen, files)
         files["waivers.vlt"] = waivers()
     try:
         output.mkdir(parents=True, exist_ok=True)

@@ -377,7 +377,7 @@ def test_value_append_keeps_the_other_tokens() -> None:
 def test_emits_verilog(name: str) -> None:
     tile = preset(name).tile
     text = verilog.convert(KvSram(tile, META_BITS), platform=VerilogPlatform(), name="kv_sram")
-    assert text.count("jalapeno_sram_1r1w #(") == tile.cols
+    assert text.count("jalapeno_sram_1r1w_") == tile.cols
 
 
 def test_rejects_bad_parameters() -> None:
