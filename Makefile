@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 BLOCK ?= cell
 CONFIG ?= small
-PYTEST := $(BIN)/python -m pytest -n 2
+# worksteal: neighbours, which share builds, mostly stay on one worker.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: help setup demo test test-all verilog lint clean
 

@@ -10,7 +10,7 @@ from golden.formats import SPECS, Format, group_elements, products_per_slice, sl
 from golden.hbm_layout import activation_rows, weight_rows
 from golden.matmul import matmul
 from hw.array import MatmulArray
-from tests.simulators import BOTH, VERILOG_FIRST, Simulator
+from tests.simulators import BOTH, VERILOG_FIRST, Simulator, cases
 
 ROWS, COLS = 3, 4
 FORMATS = [f for f in Format if f is not Format.FP32]
@@ -162,11 +162,7 @@ class Bench:
         return np.array(found, np.uint32)
 
 
-@pytest.mark.parametrize(
-    "simulator, seed, tiles",
-    [("amaranth", 0, 4), *(("verilator", seed, 20) for seed in range(3))],
-    indirect=["simulator"],
-)
+@cases("seed, tiles", amaranth=[(0, 4)], verilator=[(seed, 20) for seed in range(3)])
 def test_tiles_of_changing_formats_back_to_back(simulator, seed, tiles):
     print("seed", seed)
     rng = np.random.default_rng(seed)

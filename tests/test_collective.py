@@ -18,6 +18,7 @@ from hw.ports import EngineControl, SramClient
 from hw.verilog import emit
 from tests.flat_bench import FlatBench
 from tests.noc_bench import LINE_MASK, CommandDriver, MemoryModel, run_cycles
+from tests.simulators import BOTH, cases
 
 CONFIG = preset("tiny").tile
 LINES = CONFIG.sram_lines
@@ -174,9 +175,9 @@ def check(mesh_x: int, mesh_y: int, operations: list, seed: int, rate: float, st
 ALL = [(op, scope) for op in CollectiveOp for scope in Scope]
 
 
-@pytest.mark.parametrize(
+@cases(
     "mesh, rate, starts",
-    [
+    amaranth=[
         ((2, 2), 1.0, 1.0),
         ((3, 2), 0.5, 0.05),
         ((1, 3), 0.7, 0.2),
@@ -185,9 +186,14 @@ ALL = [(op, scope) for op in CollectiveOp for scope in Scope]
         pytest.param((3, 2), 1.0, 1.0, marks=pytest.mark.slow),
         pytest.param((2, 2), 0.4, 0.05, marks=pytest.mark.slow),
     ],
-    ids=str,
+    verilator=[
+        ((2, 2), 1.0, 1.0),
+        ((2, 2), 0.4, 0.05),
+        pytest.param((3, 2), 0.5, 0.05, marks=pytest.mark.slow),
+        pytest.param((1, 3), 0.7, 0.2, marks=pytest.mark.slow),
+    ],
 )
-def test_all_operations_back_to_back(mesh, rate, starts):
+def test_all_operations_back_to_back(simulator, mesh, rate, starts):
     seed = int(np.random.default_rng().integers(1 << 32))
     rng = np.random.default_rng(seed)
     operations = [(*ALL[i], int(rng.choice([1, 2, 3, 9]))) for i in rng.permutation(len(ALL))]
@@ -249,6 +255,7 @@ WRONG = [
 ]
 
 
+@BOTH
 def test_illegal_commands():
     bench = Bench(2, 2, 3)
     good = {
@@ -269,6 +276,7 @@ def test_illegal_commands():
         np.testing.assert_array_equal(bench.read(t, 4, 2), want.reshape(4, -1)[t])
 
 
+@BOTH
 def test_bad_ranges_do_not_hang_the_others():
     """Tile 1 reads beyond the end, then writes beyond it: zeros are added, results dropped."""
     bench = Bench(2, 2, 4)
@@ -315,6 +323,7 @@ class Single(wiring.Component):
         return m
 
 
+@BOTH
 def test_a_node_takes_a_line_per_cycle():
     bench = FlatBench(Single())
     bench.drive["position"] = 1 << 8 | 1 << 13  # (0, 0) in a mesh of 1 x 1

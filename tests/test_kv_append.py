@@ -21,6 +21,7 @@ from hw.kv_sram import ROW_BITS, SCALE_ONE, KvSram, append_width
 from hw.ports import LINE_ADDRESS_BITS, LINE_BITS, EngineControl, SramClient, WeightRead
 from hw.tile_sram import TileSram
 from tests.flat_bench import FlatBench, pack
+from tests.simulators import BOTH
 
 OVERHEAD = 14  # cycles of a command besides its lines, without stalls
 
@@ -144,6 +145,7 @@ class Harness:
         np.testing.assert_array_equal(self.cache[region][given], expected[given])
 
 
+@BOTH
 @pytest.mark.parametrize("stall", [0.0, 0.6])
 @pytest.mark.parametrize("head_dim", [8, 16, 24, 64])
 @pytest.mark.parametrize("cols", [4, 8, 16])
@@ -199,6 +201,7 @@ def test_ring(cols: int, head_dim: int, stall: float) -> None:
         assert not harness.activity[Activity.BLOCKED]
 
 
+@BOTH
 def test_key_or_value_alone() -> None:
     rng = np.random.default_rng(21)
     harness = Harness(config(4), rng, 0.2)
@@ -271,6 +274,7 @@ ERRORS = {
 }
 
 
+@BOTH
 def test_errors_write_nothing() -> None:
     """Each wrong command is done with its error, and a good one after it still works."""
     rng = np.random.default_rng(22)
@@ -289,6 +293,7 @@ def test_errors_write_nothing() -> None:
     assert seen == {name: [status, Status.RUNNING] for name, (_, status) in ERRORS.items()}
 
 
+@BOTH
 def test_last_rows_and_lines_are_in_range() -> None:
     rng = np.random.default_rng(23)
     harness = Harness(TILE, rng, 0.0)
@@ -337,6 +342,7 @@ class AppendSystem(wiring.Component):
         return m
 
 
+@BOTH
 def test_append_while_the_array_reads() -> None:
     """Rows are read and the weight stream writes in every other cycle while tokens are appended.
 

@@ -15,6 +15,7 @@ from hw.ports import EngineControl, SramClient
 from hw.semaphores import FIRST_REMOTE, POST_ONE
 from tests.flat_bench import FlatBench
 from tests.noc_bench import CommandDriver, MemoryModel, run_cycles
+from tests.simulators import BOTH, cases
 
 CONFIG = preset("tiny").tile
 LINES = CONFIG.sram_lines
@@ -93,9 +94,9 @@ class Bench:
         self.bench.run(run)
 
 
-@pytest.mark.parametrize(
+@cases(
     "mesh, rate",
-    [
+    amaranth=[
         ((2, 2), 1.0),
         ((2, 2), 0.5),
         ((4, 1), 0.7),
@@ -104,9 +105,14 @@ class Bench:
         pytest.param((3, 3), 1.0, marks=pytest.mark.slow),
         pytest.param((4, 4), 0.6, marks=pytest.mark.slow),
     ],
-    ids=str,
+    verilator=[
+        ((2, 2), 1.0),
+        ((2, 2), 0.5),
+        pytest.param((3, 3), 0.6, marks=pytest.mark.slow),
+        pytest.param((4, 4), 0.6, marks=pytest.mark.slow),
+    ],
 )
-def test_random_sends(mesh, rate):
+def test_random_sends(simulator, mesh, rate):
     """Every tile sends to all, itself too, some of it wrong; memories end up as the model's."""
     seed = int(np.random.default_rng().integers(1 << 32))
     print("seed", seed)
@@ -183,6 +189,7 @@ def test_random_sends(mesh, rate):
     assert [m.lines for m in bench.memories] == model
 
 
+@BOTH
 @pytest.mark.slow
 def test_all_to_all_of_long_rows():
     """Heavy load on every link in both channels; ends, and no slower than the busiest link says."""
@@ -207,6 +214,7 @@ def test_all_to_all_of_long_rows():
     assert [m.lines for m in bench.memories] == model
 
 
+@BOTH
 def test_round_trip():
     """One line, there and back: 2 cycles per router each way and a fixed cost at the ends."""
     bench = Bench(4, 1, 0, 1.0)

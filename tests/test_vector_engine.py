@@ -13,6 +13,7 @@ from hw.config import preset
 from hw.isa import Activity, Function, Kind, Op1, Reduce, Select, Status
 from hw.vector_engine import VectorEngine
 from hw.verilog import emit
+from tests.simulators import BOTH, VERILOG_FIRST
 from tests.vector_bench import Memory, apply, blank, random_command, run
 
 TINY = preset("tiny").tile
@@ -58,26 +59,31 @@ def random_run(config, count: int, stall: float, seed: int) -> None:
     assert result.errors == [Status.RUNNING] * count
 
 
+@VERILOG_FIRST
 @pytest.mark.parametrize("stall", [0.0, 0.4])
 def test_random_commands(stall):
     random_run(TINY, 21, stall, SEED + int(10 * stall))
 
 
+@VERILOG_FIRST
 def test_random_commands_16_lanes():
     random_run(SMALL, 3, 0.2, SEED)
 
 
+@BOTH
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_many_random_commands(seed):
     random_run(TINY, 100, (0.0, 0.2, 0.6)[seed % 3], SEED + 100 + seed)
 
 
+@BOTH
 @pytest.mark.slow
 def test_many_random_commands_16_lanes():
     random_run(SMALL, 28, 0.2, SEED + 200)
 
 
+@BOTH
 @pytest.mark.slow
 def test_random_commands_64_lanes():
     """Vectors of more than one block."""
@@ -120,6 +126,7 @@ RATES = {
 }
 
 
+@VERILOG_FIRST
 def test_rate_and_latency():
     """Commands that wait at the engine; a command is taken while the one before runs."""
     memory = Memory(1 << 15, np.random.default_rng(SEED))
@@ -136,6 +143,7 @@ def test_rate_and_latency():
         last = done
 
 
+@BOTH
 def test_activity_tells_every_cycle():
     command = matrix_command(4, 64)
     engine = VectorEngine(TINY)
@@ -151,6 +159,7 @@ def test_activity_tells_every_cycle():
         assert during.count(Activity.BUSY) >= 64
 
 
+@VERILOG_FIRST
 @pytest.mark.parametrize("stall", [0.0, 0.4])
 def test_softmax_as_a_chain_of_dependent_commands(stall):
     """Every command reads what the one before wrote, and waits at the engine meanwhile."""
@@ -224,6 +233,7 @@ ILLEGAL = [
 ]
 
 
+@BOTH
 def test_illegal_commands_have_no_effect():
     memory = Memory(1 << 15, np.random.default_rng(SEED))
     before = memory.copy()
@@ -234,6 +244,7 @@ def test_illegal_commands_have_no_effect():
     assert same(memory, before)
 
 
+@BOTH
 def test_what_is_not_used_is_not_checked():
     memory = Memory(1 << 15, np.random.default_rng(SEED))
     commands = [
@@ -261,6 +272,7 @@ OUTSIDE = {
 }
 
 
+@VERILOG_FIRST
 @pytest.mark.parametrize("stall", [0.0, 0.5])
 def test_access_out_of_range(stall):
     """The command ends with ADDRESS_RANGE; the next one, which waited, is not harmed."""
@@ -287,6 +299,7 @@ def test_access_out_of_range(stall):
         assert same(after, before), name
 
 
+@BOTH
 def test_a_fault_ends_a_long_command_early():
     memory = Memory(1 << 15, np.random.default_rng(SEED))
     command = matrix_command(60_000, 60_000, b_kind=Kind.ROW, b_addr=1 << 16, mul=1)
@@ -294,6 +307,7 @@ def test_a_fault_ends_a_long_command_early():
     assert result.errors == [Status.ADDRESS_RANGE]
 
 
+@BOTH
 def test_blocks_stored_and_loaded_again():
     """Rows of a short block, and of whole ones and a short one, in every MX format."""
     rng = np.random.default_rng(SEED)
@@ -326,6 +340,7 @@ def test_blocks_stored_and_loaded_again():
     assert same(memory, expected)
 
 
+@BOTH
 def test_results_in_place_of_operands():
     memory = Memory(1 << 15, np.random.default_rng(SEED))
     command = matrix_command(7, 22, out_addr=0, b_kind=Kind.VECTOR, op1=Op1.MIN)

@@ -4,7 +4,6 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from amaranth.sim import Simulator
 
 from golden import fp32
 from golden.formats import SPECS, Format
@@ -12,6 +11,7 @@ from golden.vector import load, store, vector
 from hw.isa import VECTOR, Activity, Function, Kind, Op1, Reduce, Select, Status
 from hw.tile_sram import TileSram
 from hw.vector_engine import VectorEngine
+from tests.simulators import Simulator
 
 SPECIAL = np.array(
     [
