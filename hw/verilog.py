@@ -116,27 +116,33 @@ def waivers() -> str:
     return (resources.files("hw") / "verilog" / WAIVERS).read_text()
 
 
+def modules(component: wiring.Component, name: str) -> dict[str, str]:
+    """RTLIL of `component` as module `name` and of each shared module that `hw.emit.place` met."""
+    platform = _Platform()
+    texts = {name: _rtlil(component, name, platform)}
+    while pending := [n for n in platform.components if n not in texts]:
+        for shared in pending:
+            texts[shared] = _rtlil(platform.components[shared], shared, platform)
+    return texts
+
+
 def emit(component: wiring.Component, name: str) -> dict[str, str]:
     """Files of `component` as module `name`: file name to text, sorted, the same on every run.
 
     One file for the top, one for each shared module that `hw.emit.place` met (with the submodules
     that only it has), and the SRAM macros in use.
     """
-    platform = _Platform()
-    texts = {name: _rtlil(component, name, platform)}
-    while pending := [n for n in platform.components if n not in texts]:
-        for shared in pending:
-            texts[shared] = _rtlil(platform.components[shared], shared, platform)
+    texts = modules(component, name)
     output = _yosys([texts[n] for n in sorted(texts)])
     starts = [m.start() for m in _MODULE.finditer(output)] + [len(output)]
     header = "// SPDX-License-Identifier: Apache-2.0\n// Made by `jalapeno verilog`; do not edit.\n"
-    modules: dict[str, list[str]] = {n: [] for n in texts}
+    parts: dict[str, list[str]] = {n: [] for n in texts}
     for start, end in zip(starts, starts[1:], strict=False):
         text = output[start:end].rstrip() + "\n"
         module = _MODULE.match(text)
         assert module is not None
-        modules[module[1].split(".")[0]].append(text)
-    files = {f"{n}.v": header + "\n".join(sorted(parts)) for n, parts in modules.items()}
+        parts[module[1].split(".")[0]].append(text)
+    files = {f"{n}.v": header + "\n".join(sorted(bodies)) for n, bodies in parts.items()}
     for n in set(_INSTANCE.findall(output)):
         if _MACRO.fullmatch(n):
             files[f"{n}.v"] = macro(n)
