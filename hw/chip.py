@@ -21,7 +21,7 @@ class Chip(wiring.Component):
 
     def __init__(self, config: ChipConfig):
         self.config = config
-        self.engines, self.counter_line = Tile.engines, Tile.counter_line  # of every tile
+        self.counted, self.counter_line = Tile.counted, Tile.counter_line  # of every tile
         tile = config.tile
         super().__init__(
             {

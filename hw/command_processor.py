@@ -44,7 +44,7 @@ class CommandProcessor(wiring.Component):
         self.config = config
         self.engines = tuple(engines)
         self.sequencer = Sequencer(config, engines)
-        self.counters = ActivityCounters(engines)
+        self.counters = ActivityCounters([*engines, isa.Counted.LOAD])
         self.pc_bits = pc_bits(config)
         super().__init__(
             {
@@ -70,6 +70,7 @@ class CommandProcessor(wiring.Component):
                 "semaphore_value": Out(COUNT_BITS),
                 "counter_index": In(self.counters.read_index.shape()),
                 "counter_value": Out(COUNTER_BITS),
+                "load_activity": In(isa.Activity),
             }
             | {
                 f"engine_{e.name.lower()}": In(EngineControl(isa.BY_ENGINE[e]))
@@ -96,6 +97,7 @@ class CommandProcessor(wiring.Component):
             counters.running.eq(self.running),
             counters.clear.eq(self.reset | sequencer.started),
             counters.read_index.eq(self.counter_index),
+            counters.activity[len(self.engines)].eq(self.load_activity),
             self.counter_value.eq(counters.read_value),
         ]
         for name in (

@@ -2,6 +2,7 @@
 """Counters of what each engine did in every cycle of a run."""
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 from amaranth import Module, Signal
 from amaranth.lib import wiring
@@ -31,7 +32,7 @@ class ActivityCounters(wiring.Component):
     total : cycles counted.
     """
 
-    def __init__(self, engines: Sequence[isa.Engine]):
+    def __init__(self, engines: Sequence[IntEnum]):
         if not engines or len(set(engines)) != len(engines):
             raise ValueError(f"engines must be different ones, not {engines!r}")
         self.engines = tuple(engines)

@@ -44,6 +44,20 @@ class Engine(IntEnum):
     COLLECTIVE = 7
 
 
+class Counted(IntEnum):
+    """What counts its cycles: the engines under their own numbers, and the array's load port."""
+
+    MATRIX = 0
+    VECTOR = 1
+    TOPK = 2
+    DMA = 3
+    STREAM = 4
+    KV = 5
+    NOC = 6
+    COLLECTIVE = 7
+    LOAD = 8
+
+
 class Status(IntEnum):
     """Why a tile stopped; the host reads it with the engine and the beat address of the command."""
 

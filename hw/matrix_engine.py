@@ -51,8 +51,7 @@ class MatrixEngine(wiring.Component):
                 "weights_fault": In(1),
                 "available": In(POSITION_BITS),
                 "taken": Out(1),
-                "issued": Out(1),  # a slice was issued
-                "loading": Out(1),  # a weight row was loaded
+                "load_activity": Out(Activity),  # of the array's load port
             }
         )
 
@@ -109,7 +108,7 @@ class MatrixEngine(wiring.Component):
             self.weights.command.eq(loader.command),
             loader.available.eq(self.available),
             self.taken.eq(loader.taken),
-            self.loading.eq(loader.loading),
+            self.load_activity.eq(loader.activity),
             loader.swap.eq(issuer.swap),
             issuer.swap_ready.eq(loader.swap_ready),
         ]
@@ -140,7 +139,6 @@ class MatrixEngine(wiring.Component):
             array.slice.eq(issuer.slice),
             taken.eq(array.result.valid & array.result.ready),
             issuer.room.eq(reserved != config.result_depth),
-            self.issued.eq(issuer.issued),
             array.bias_write.eq(bias.bias_write),
             issuer.bias_ready.eq(bias.ready),
             bias.used.eq(issuer.bias_used),

@@ -22,7 +22,7 @@ from hw.host_adapter import (
     HostAdapter,
     Region,
 )
-from hw.isa import Engine
+from hw.isa import Counted, Engine
 from hw.kv_append import KvAppend
 from hw.kv_sram import KvSram
 from hw.matrix_engine import MatrixEngine
@@ -137,6 +137,7 @@ class TileCore(wiring.Component):
         gates.connect("dma_kv_write", dma.kv_write, kv.dma_write)
         m.d.comb += [
             matrix.weights_fault.eq(kv.read_fault),
+            processor.load_activity.eq(matrix.load_activity),
             matrix.available.eq(stream.available),
             stream.taken.eq(matrix.taken),
         ]
@@ -262,7 +263,8 @@ class Tile(wiring.Component):
     quiet then, since what is on its way to or from the tile is lost.
     """
 
-    engines = tuple(Engine)  # whose cycles it counts, in the order of the counters
+    engines = tuple(Engine)  # that execute commands
+    counted = tuple(Counted)  # whose cycles it counts, in the order of the counters
     counter_line = COUNTER_LINE  # line of the host map with the first counter
 
     def __init__(self, config: TileConfig):

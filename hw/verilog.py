@@ -206,7 +206,7 @@ def description(
 
     Offsets are in bits from the low end of the port. `modules` and `srams` say how often each
     module with a file of its own is in the block. `counters` lists the engines whose cycles the
-    block counts (its attribute `engines`, if it has one) and the activities that they are told by;
+    block counts (its attribute `counted`, if it has one) and the activities that they are told by;
     with a `counter_line`, the host reads counter i at that line plus i, activities fastest.
     """
     clocked = getattr(component, "clocked", True)
@@ -237,7 +237,7 @@ def description(
             )
         elif f"{module}.v" in files:
             modules.append({"module": module, "instances": count})
-    engines = [str(getattr(engine, "name", engine)) for engine in getattr(component, "engines", ())]
+    engines = [str(getattr(engine, "name", engine)) for engine in getattr(component, "counted", ())]
     counters: dict[str, Any] = {"engines": engines, "activities": [], "width": 0}
     if engines:
         counters |= {"activities": [a.name for a in Activity], "width": COUNTER_BITS}

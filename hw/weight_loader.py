@@ -20,6 +20,7 @@ from amaranth.lib.wiring import In, Out
 
 from hw.array import MatmulArray
 from hw.config import TileConfig
+from hw.isa import Activity
 from hw.matrix_job import JOB_LAYOUT
 
 RING = 8  # weight tiles between the walker and the row that lags most
@@ -58,8 +59,10 @@ class WeightLoader(wiring.Component):
     order. `swap_ready` says that the swap of the oldest tile not yet swapped may be issued in this
     cycle; `swap` says that it is. `command` goes to the KV SRAM (one row per cycle, never
     stalls); `available` counts rows of the weight stream not yet taken, `taken` releases one.
-    `loading` is high in a cycle that loads a row. `swap_delay`: cycles from `swap` until its slice
-    reaches the array, less the cycles from `command` until the row reaches it.
+    `activity` is BUSY in a cycle that loads a row, STARVED while the next rows have not come from
+    HBM, BLOCKED while all that are there wait for their cells to be free. `swap_delay`: cycles from
+    `swap` until its slice reaches the array, less the cycles from `command` until the row reaches
+    it.
     """
 
     def __init__(self, config: TileConfig, swap_delay: int):
@@ -79,7 +82,7 @@ class WeightLoader(wiring.Component):
                 "command": Out(data.StructLayout({"valid": 1, "row": 24, "meta": self.meta.size})),
                 "available": In(POSITION_BITS),
                 "taken": Out(1),
-                "loading": Out(1),
+                "activity": Out(Activity),
             }
         )
 
@@ -193,7 +196,7 @@ class WeightLoader(wiring.Component):
         eligible, skip = Signal(rows), Signal(rows)
         length = [Signal(6, name=f"length{r}") for r in range(rows)]
         stream_row = [Signal(POSITION_BITS, name=f"stream_row{r}") for r in range(rows)]
-        entries = []
+        entries, waits = [], []
         released_rows = Signal(POSITION_BITS)  # stream rows taken since reset
         for r in range(rows):
             m.d.comb += released[r].eq(history[delays[r] - 1])
@@ -203,6 +206,8 @@ class WeightLoader(wiring.Component):
             left = Signal(count_bits, name=f"left{r}")
             here, arrived = Signal(name=f"here{r}"), Signal(name=f"arrived{r}")
             ahead = Signal(POSITION_BITS, name=f"ahead{r}")
+            late = Signal(name=f"late{r}")
+            waits.append(late)
             m.d.comb += [
                 entry.eq(ring[tiles[r][:ring_bits]]),
                 here.eq((tiles[r] != described) & (free[r] | released[r])),
@@ -213,6 +218,7 @@ class WeightLoader(wiring.Component):
                 ahead.eq(stream_row[r] - released_rows),
                 arrived.eq(~entry.stream | (ahead < self.available)),
                 eligible[r].eq(here & (length[r] != 0) & arrived),
+                late.eq(here & (length[r] != 0) & ~arrived),
                 skip[r].eq(here & (length[r] == 0)),
             ]
 
@@ -245,7 +251,6 @@ class WeightLoader(wiring.Component):
         half = Signal()
         m.d.comb += [
             half.eq(entry.halves & best_row[0]),
-            self.loading.eq(best),
             self.command.valid.eq(best),
             self.command.row.eq(
                 Mux(entry.stream, self.config.stream_base + ring_row, entry.base + offset)
@@ -254,6 +259,19 @@ class WeightLoader(wiring.Component):
             meta.format.eq(entry.format),
             meta.half.eq(half),
             meta.length.eq(chosen_length),
+        ]
+
+        late, pending = Signal(), Signal()
+        m.d.comb += [
+            late.eq(Cat(*waits).any()),
+            pending.eq(self.job.valid | Cat(*(t != described for t in tiles)).any()),
+            self.activity.eq(
+                Mux(
+                    best,
+                    Activity.BUSY,
+                    Mux(late, Activity.STARVED, Mux(pending, Activity.BLOCKED, Activity.IDLE)),
+                )
+            ),
         ]
 
         # A stream row is released when the last column has read it.

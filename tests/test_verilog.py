@@ -18,7 +18,7 @@ from pyosys import libyosys as yosys
 
 from hw.config import LINE_BYTES, preset
 from hw.emit import place
-from hw.isa import Engine
+from hw.isa import Counted
 from hw.verilog import description, emit, instances, layout, waivers
 from sim import verilator
 from sim.blocks import BLOCKS
@@ -170,7 +170,7 @@ def test_tile_description(tile):
         config.kv_bytes // LINE_BYTES * word
     )
     assert value["counters"] == {
-        "engines": [engine.name for engine in Engine],
+        "engines": [counted.name for counted in Counted],
         "activities": ["IDLE", "BUSY", "STARVED", "BLOCKED"],
         "width": 32,
         "host_line": 16,

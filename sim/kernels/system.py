@@ -254,7 +254,13 @@ def _collect(
                     f"{status['engine']}, command at beat {status['pc']}, cycle {status['cycles']}"
                 )
         cycles.append(max(status["cycles"] for status in done["status"]))
-        for found in done["counters"]:
+        for status, found in zip(done["status"], done["counters"], strict=True):
+            for engine, states in found.items():
+                if sum(states.values()) != status["cycles"]:
+                    raise ToolError(
+                        f"counters of {engine} must add up to {status['cycles']} cycles, "
+                        f"not {sum(states.values())}"
+                    )
             for engine, states in found.items():
                 total = counters.setdefault(engine, dict.fromkeys(states, 0))
                 for state, count in states.items():
