@@ -1,78 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Second and third stage of a cell's dot product: the largest exponent, then alignment."""
+"""Third stage of a cell's dot product: alignment to the largest exponent, and most of the sum."""
 
 from amaranth import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from golden.matmul import WINDOW
-from hw.dot_multiply import (
-    EXPONENT_BITS,
-    PAIR_BITS,
-    QUAD_BITS,
-    QUADS,
-    SCALE_SUM_BITS,
-    SHIFT_BITS,
-)
+from hw.arrangement import QUADS
+from hw.dot_multiply import PAIR_BITS, QUAD_BITS, SHIFT_BITS, TOTAL_BITS
 from hw.wires import wire
 
 ALIGNED_BITS = QUAD_BITS + WINDOW
-TOTAL_BITS = 49  # signed, of the window's exact sum
-
-
-class DotAmounts(wiring.Component):
-    """Combinational. The exponent that is aligned to the top of the window, and each quad's way
-    there.
-
-    `fixed` is set in 1 x 1 and 2 x 1, where nothing can lie outside: there a quad shifts by its
-    exponent. `unit_in` and `unit` are the biased exponents of bit 0, before and after.
-    """
-
-    def __init__(self) -> None:
-        super().__init__({
-            "exponent": In(EXPONENT_BITS).array(QUADS), "fixed": In(1),
-            "unit_in": In(signed(SCALE_SUM_BITS)),
-            "shift": Out(SHIFT_BITS).array(QUADS),
-            "keep": Out(QUADS),
-            "unit": Out(signed(SCALE_SUM_BITS)),
-        })  # fmt: skip
-
-    def elaborate(self, platform):
-        m = Module()
-        level, largest = 0, list(self.exponent)
-        while len(largest) > 1:
-            largest = [
-                wire(m, f"largest_{level}_{i}", Mux(a > b, a, b))
-                for i, (a, b) in enumerate(zip(largest[::2], largest[1::2], strict=True))
-            ]
-            level += 1
-        top = wire(m, "top", Mux(self.fixed, WINDOW, largest[0]))
-        for q in range(QUADS):
-            below = wire(m, f"below_{q}", top - self.exponent[q], EXPONENT_BITS)
-            m.d.comb += [
-                self.keep[q].eq(~below[SHIFT_BITS:].any()),
-                self.shift[q].eq(~below[:SHIFT_BITS]),
-            ]
-        m.d.comb += self.unit.eq(self.unit_in + top - WINDOW)
-        return m
+# Quads that hold equal digits of their products: those of digits 0, 1, 2, 3.
+GROUPS = ((0, 1), (4, 5), (2, 3), (6, 7))
 
 
 class DotAlign(wiring.Component):
     """Combinational. Shifts quads and pairs into the window and adds all up, in carry-save form.
 
-    `two_quads`: a product spreads over two quads (4 x 2 and 4 x 4), `four_quads`: over four (4 x
-    4); here the weight's digits get their places. A quad outside the window is zero. `sum` +
-    `carry` is the total modulo 2^TOTAL_BITS.
+    Members
+    -------
+    quad, inverted, odd_pair, shift, keep, odd_shift : In
+        From `DotQuads` and `DotLanes`; a quad outside the window is zero.
+    two_quads, four_quads : In(1)
+        A product spreads over two quads (4 x 2 and 4 x 4), over four (4 x 4); here the weight's
+        digits get their places.
+    sum, carry : Out
+        Add up to the total modulo 2^TOTAL_BITS.
     """
 
     def __init__(self) -> None:
         super().__init__({
             "quad": In(signed(QUAD_BITS)).array(QUADS),
             "inverted": In(QUADS),
-            "shift": In(SHIFT_BITS).array(QUADS),
-            "keep": In(QUADS),
-            "pair": In(signed(PAIR_BITS)).array(QUADS),
-            "pair_shift": In(SHIFT_BITS).array(QUADS),
+            "odd_pair": In(signed(PAIR_BITS)).array(QUADS),
+            "shift": In(SHIFT_BITS).array(QUADS), "keep": In(QUADS),
+            "odd_shift": In(SHIFT_BITS).array(QUADS),
             "two_quads": In(1), "four_quads": In(1),
             "sum": Out(TOTAL_BITS), "carry": Out(TOTAL_BITS),
         })  # fmt: skip
@@ -83,15 +46,16 @@ class DotAlign(wiring.Component):
         pairs: list[Signal] = []
         missing: list[Value] = []
         for q in range(QUADS):
-            aligned = shift_left(m, f"quad_{q}", self.quad[q], self.shift[q], self.inverted[q])
-            quads.append(wire(m, f"kept_{q}", Mux(self.keep[q], aligned, 0), signed(ALIGNED_BITS)))
-            missing.append(self.inverted[q] & self.keep[q])
-            pairs.append(shift_left(m, f"pair_{q}", self.pair[q], self.pair_shift[q], Const(0, 1)))
-        # Quads k and k + 4 hold equal digits of their products.
+            kept = wire(m, f"kept_{q}", Mux(self.keep[q], self.quad[q], 0), signed(QUAD_BITS))
+            missing.append(wire(m, f"missing_{q}", self.inverted[q] & self.keep[q]))
+            quads.append(shift_left(m, f"quad_{q}", kept, self.shift[q], missing[q]))
+            pairs.append(
+                shift_left(m, f"pair_{q}", self.odd_pair[q], self.odd_shift[q], Const(0, 1))
+            )
         groups = []
-        for k in range(4):
-            total, carry = carry_save(m, f"first_{k}", quads[k], quads[k + 4], pairs[k], missing[k])
-            groups.append(carry_save(m, f"second_{k}", total, carry, pairs[k + 4], missing[k + 4]))
+        for k, (a, b) in enumerate(GROUPS):
+            total, carry = carry_save(m, f"first_{k}", quads[a], quads[b], pairs[a], missing[a])
+            groups.append(carry_save(m, f"second_{k}", total, carry, pairs[b], missing[b]))
         halves = []
         for k in range(2):
             upper = _placed(m, f"digit_{k}", groups[2 * k + 1], self.two_quads, 2)

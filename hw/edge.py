@@ -5,7 +5,9 @@ Elements beyond the end of the contraction turn into zeros here, so that a NaN l
 influences nothing, and formats that are not native are recoded without loss (`hw.recode`).
 """
 
-from amaranth import Cat, Module, Mux, Signal, Value
+from itertools import product
+
+from amaranth import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -21,7 +23,9 @@ from golden.formats import (
     native_pair,
     products_per_slice,
 )
+from hw.arrangement import activation_places, weight_places
 from hw.cell import ACTIVATION, load_layout
+from hw.dot_multiply import BIAS_BITS, CONTROL, bias_of, control_of, select_slice
 from hw.recode import is_special, recode
 from hw.wires import wire
 
@@ -93,8 +97,10 @@ class ActivationEdge(wiring.Component):
         now = self.slice
 
         # First stage: what the pair of formats means, and the slice's part of the line.
-        native = Signal(2)
-        count_log, field_log, repeat_log = Signal(3), Signal(3), Signal(2)
+        native, against = Signal(2), Signal(2)
+        control = Signal(CONTROL)
+        bias = Signal(signed(BIAS_BITS))
+        count_log, field_log = Signal(3), Signal(3)
         with m.Switch(Cat(now.act_format, now.weight_format)):
             for act in ARRAY_FORMATS:
                 for weight in ARRAY_FORMATS:
@@ -103,9 +109,11 @@ class ActivationEdge(wiring.Component):
                     with m.Case(act | weight << 3):
                         m.d.comb += [
                             native.eq(natives[0]),
+                            against.eq(natives[1]),
+                            bias.eq(bias_of(*natives)),
+                            *(control[k].eq(v) for k, v in control_of(*natives).items()),
                             count_log.eq(n.bit_length() - 1),
                             field_log.eq(field.bit_length() - 1),
-                            repeat_log.eq(DIGITS[natives[1]].bit_length() - 1),
                         ]
         bytes_off = Signal(4)
         start = Signal(LENGTH_BITS)
@@ -125,17 +133,20 @@ class ActivationEdge(wiring.Component):
         codes = Signal(LINE_BITS, reset_less=True)
         fmt = Signal(3, reset_less=True)
         length = Signal(LENGTH_BITS, reset_less=True)
-        repeat = Signal(2, reset_less=True)
+        pair = Signal(4, reset_less=True)
+        scale_nan = Signal(reset_less=True)
         then = Signal(ACTIVATION, reset_less=True)
+        scale = wire(m, "scale", Mux(now.act_format == Format.BF16, SCALE_ONE, now.scale))
+        whole = wire(m, "whole", (native == Native.BF16) | (native == Native.E2M1))
         m.d.sync += [
             codes.eq(line),
             fmt.eq(now.act_format),
             length.eq(Mux(left[-1], 0, left)),
-            repeat.eq(repeat_log),
-            then.scale.eq(Mux(now.act_format == Format.BF16, SCALE_ONE, now.scale)),
-            then.native.eq(native),
-            then.index.eq(Mux((native == Native.BF16) | (native == Native.E2M1),
-                              now.index, now.index << 1)),
+            pair.eq(Cat(native, against)),
+            scale_nan.eq(scale == SCALE_NAN),
+            then.bias.eq(scale + bias),
+            then.control.eq(control),
+            *select_slice(control, then.control, Mux(whole, now.index, now.index << 1)[:2]),
             then.empty.eq(now.length == 0),
             then.swap.eq(now.swap),
         ]  # fmt: skip
@@ -171,22 +182,19 @@ class ActivationEdge(wiring.Component):
 
         out = Signal(ACTIVATION, reset_less=True)
         selected = Signal(LINE_BITS)
-        with m.Switch(then.native):
-            with m.Case(Native.E2M1):
-                m.d.comb += selected.eq(Cat(Mux(present[i], nibbles[i], 0) for i in range(32)))
-            with m.Case(Native.BF16):
-                with m.Switch(repeat):
-                    for log in range(3):
-                        with m.Case(log):
-                            m.d.comb += selected.eq(Cat(words[q >> log] for q in range(8)))
-            with m.Default():
-                m.d.comb += selected.eq(
-                    Mux(repeat[0], Cat(fp8[u >> 1] for u in range(16)), Cat(fp8))
-                )
+        single = [Mux(present[i], nibbles[i], 0) for i in range(32)]
+        with m.Switch(pair):
+            for act_native, weight_native in product(Native, Native):
+                if DIGITS[act_native] < DIGITS[weight_native]:
+                    continue
+                elements = Cat({Native.E2M1: single, Native.BF16: words}.get(act_native, fp8))
+                placed = Cat(elements[p] for p in activation_places(act_native, weight_native))
+                with m.Case(act_native | weight_native << 2):
+                    m.d.comb += selected.eq(placed)
         m.d.sync += [
             out.eq(then),
             out.codes.eq(selected),
-            out.nan.eq(specials.any() | (present[0] & (then.scale == SCALE_NAN))),
+            out.nan.eq(specials.any() | (present[0] & scale_nan)),
         ]
         m.d.comb += self.activation.eq(out)
         return m
@@ -232,16 +240,14 @@ class WeightEdge(wiring.Component):
                 wide = recode(m, f"int8_{i}", byte, Format.MXINT8, Native.BF16)
                 words.append(wire(m, f"bf16_{i}", Mux(present[i], Mux(int8, wide, word), 0)))
             m.d.comb += specials[i].eq(present[i] & special)
+        single = [Mux(present[i], line[4 * i : 4 * i + 4], 0) for i in range(32)]
         selected = Signal(LINE_BITS)
         with m.Switch(native):
-            with m.Case(Native.E2M1):
-                m.d.comb += selected.eq(
-                    Cat(Mux(present[i], line[4 * i : 4 * i + 4], 0) for i in range(32))
-                )
-            with m.Case(Native.BF16):
-                m.d.comb += selected.eq(Cat(words))
-            with m.Default():
-                m.d.comb += selected.eq(Cat(fp8))
+            for target in Native:
+                elements = {Native.E2M1: single, Native.BF16: words}.get(target, fp8)
+                codes = Cat(elements)
+                with m.Case(target):
+                    m.d.comb += selected.eq(Cat(codes[p] for p in weight_places(target)))
         scale = wire(m, "scale", Mux(bf16, SCALE_ONE, now.scale))
         valid = Signal()
         row = Signal(self.row_bits, reset_less=True)
@@ -251,7 +257,6 @@ class WeightEdge(wiring.Component):
             row.eq(now.row),
             weight.codes.eq(selected),
             weight.scale.eq(scale),
-            weight.native.eq(native),
             weight.nan.eq(specials.any() | (present[0] & (scale == SCALE_NAN))),
         ]
         m.d.comb += [

@@ -6,14 +6,17 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from golden.formats import CANONICAL_NAN
+from hw.carry import add, increment, leading_zeros
 from hw.dot_multiply import SCALE_SUM_BITS
-from hw.dot_sum import SIGNIFICAND_BITS, leading_zeros
+from hw.dot_sum import SIGNIFICAND_BITS
 from hw.wires import wire
 
 GUARDED_BITS = SIGNIFICAND_BITS + 3  # guard, round, sticky
 FRAME_BITS = GUARDED_BITS + 1  # and a carry
-COARSE = (16, 8, 4)  # steps of normalisation in the second stage
-FINE = (2, 1)  # and in the third, which corrects the count by one
+SUM_BLOCKS = (4, 5, 6, 6)
+ROUND_BLOCKS = (4, 5, 5, 5)
+COARSE = (16, 8, 4, 2)  # steps of normalisation in the second stage
+FINE = (1,)  # and in the third, which corrects the count by one
 EXPONENT_BITS = 10
 
 ALIGNED = data.StructLayout(
@@ -31,7 +34,7 @@ SUMMED = data.StructLayout(
     {
         "frame": FRAME_BITS,
         "shift": len(FINE),
-        "exponent": EXPONENT_BITS,
+        "exponent": EXPONENT_BITS,  # once it is shifted
         "sign": 1,
         "negative": 1,  # the frame is the two's complement of the magnitude
         "infinite": 1,
@@ -109,11 +112,10 @@ class PsumSum(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         aligned, opposite = self.aligned, self.aligned.opposite
-        # One carry chain: the extra low bit is the carry in of the two's complement.
         big = wire(m, "big", Cat(Const(0, 3), aligned.big))
         small = aligned.small
-        total = wire(m, "total", Cat(opposite, big) + Cat(opposite, small), GUARDED_BITS + 2)
-        frame = wire(m, "frame", Cat(total[1:-1], total[-1] & ~opposite))
+        total = add(m, "total", big, small, opposite, blocks=SUM_BLOCKS)
+        frame = wire(m, "frame", Cat(total[:-1], total[-1] & ~opposite))
         negative = wire(m, "negative", opposite & ~total[-1])
 
         # A difference in digits -1, 0, 1 begins with 1, -1, -1 ...: the last of these is the
@@ -130,12 +132,11 @@ class PsumSum(wiring.Component):
             move = count[step.bit_length() - 1]
             moved = Cat(Const(0, step), frame[: FRAME_BITS - step])
             frame = wire(m, f"frame_{step}", Mux(move, moved, frame))
-        coarse = wire(m, "coarse", Cat(Const(0, len(FINE)), count[len(FINE) :]))
         m.d.comb += [
             self.summed.frame.eq(frame),
             self.summed.shift.eq(count),
-            self.summed.exponent.eq(aligned.exponent - coarse),
-            self.summed.sign.eq((aligned.sign ^ negative) & ~(opposite & ~total[1:-1].any())),
+            self.summed.exponent.eq(aligned.exponent - count),
+            self.summed.sign.eq((aligned.sign ^ negative) & ~(opposite & ~total[:-1].any())),
             self.summed.negative.eq(negative),
             self.summed.infinite.eq(aligned.infinite),
             self.summed.nan.eq(aligned.nan),
@@ -157,28 +158,30 @@ class PsumRound(wiring.Component):
             move = summed.shift[step.bit_length() - 1]
             moved = Cat(Const(0, step), frame[: FRAME_BITS - step])
             frame = wire(m, f"frame_{step}", Mux(move, moved, frame))
-        left = wire(m, "left", summed.exponent - summed.shift, EXPONENT_BITS)
+        left = summed.exponent
         first = wire(m, "first", frame[-1])  # else the count was one too short or has stopped
         further = wire(m, "further", ~first & left.any())
         frame = wire(m, "frame_last", Mux(further, Cat(Const(0, 1), frame[:-1]), frame))
         # The increment of a negation and that of rounding are one: a negative frame's tail of t
         # of 16 parts is a magnitude's tail of 16 - t.
-        kept = wire(m, "kept", frame[4:-1] ^ summed.negative.replicate(23))
+        kept_bits = wire(m, "kept", frame[4:-1] ^ summed.negative.replicate(23))
         half = wire(m, "half", frame[3])
         below = wire(m, "below", frame[:3].any())
+        odd = kept_bits[0]
         up = wire(m, "up", Mux(
-            summed.negative, ~half | (~below & kept[0]), half & (below | kept[0])))  # fmt: skip
-        mantissa = wire(m, "mantissa", kept + up, 24)
+            summed.negative, ~half | (~below & odd), half & (below | odd)))  # fmt: skip
+        mantissa = increment(m, "mantissa", kept_bits, up, blocks=ROUND_BLOCKS)
         # The field without and with a carry out of the mantissa, in parallel with it. Where
         # neither of the top two bits is set, the number is subnormal or zero.
         second = wire(m, "second", frame[-1])
         above = wire(m, "above", first & ~summed.negative)
         plain = wire(m, "plain", Mux(above, left + 1, Mux(second, left, 0)), EXPONENT_BITS)
         carried = wire(m, "carried", Mux(above, left + 2, Mux(second, left + 1, 1)), EXPONENT_BITS)
-        field = wire(m, "field", Mux(mantissa[-1], carried, plain))
-        overflow = wire(m, "overflow", field[8:].any() | field[:8].all())
-        number = Mux(
-            overflow | summed.infinite, Const(0x7F800000, 31), Cat(mantissa[:23], field[:8])
-        )
+        carry = mantissa[-1]
+        large = [wire(m, f"large_{name}", field[8:].any() | field[:8].all())
+                 for name, field in (("plain", plain), ("carried", carried))]  # fmt: skip
+        overflow = wire(m, "overflow", Mux(carry, large[1], large[0]) | summed.infinite)
+        field = wire(m, "field", Mux(carry, carried, plain), 8)
+        number = Mux(overflow, Const(0x7F800000, 31), Cat(mantissa[:23], field))
         m.d.comb += self.psum.eq(Mux(summed.nan, CANONICAL_NAN, Cat(number, summed.sign)))
         return m

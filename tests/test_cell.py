@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from golden.formats import Native
+from hw.arrangement import activation_places, weight_places
 from hw.cell import Cell
+from hw.dot_multiply import bias_of, control_of
 from hw.verilog import emit
 from sim import runner, verilator
 from tests.cell_vectors import NATIVE_PAIRS, packed_vectors
@@ -66,6 +68,10 @@ def test_million_vectors():
 ONE, TWO, THREE = 0x3F80, 0x4000, 0x4040  # BF16
 
 
+def placed(codes: int, places: list[int]) -> int:
+    return sum((codes >> place & 1) << i for i, place in enumerate(places))
+
+
 def run_loads(loads: dict[int, tuple[int, int]], swaps: set[int], cycles: int) -> list[float]:
     """Weights that a cell of row 1 computes with, cycle by cycle.
 
@@ -75,17 +81,19 @@ def run_loads(loads: dict[int, tuple[int, int]], swaps: set[int], cycles: int) -
     cell = Cell(2)
     found = []
     after = Cell.PSUM_AFTER + Cell.ROW_HOP
-    one = ONE * 0x1_0001_0001_0001  # one element, repeated for the four digits of the weight
+    natives = Native.BF16, Native.BF16
+    one = placed(ONE, activation_places(*natives))
+    control = {**control_of(*natives), "upper": 0, "right": 0, "left": 1}
+    scale = {"bias": 127 + bias_of(*natives), "control": control}
 
     async def bench(ctx):
         ctx.set(cell.row, 1)
         for t in range(cycles + after):
             row, code = loads.get(t, (0, 0))
-            weight = {"codes": code, "scale": 127, "native": Native.BF16, "nan": 0}
+            weight = {"codes": placed(code, weight_places(Native.BF16)), "scale": 127, "nan": 0}
             ctx.set(cell.load, {"valid": t in loads, "row": row, "weight": weight})
             ctx.set(cell.activation, {
-                "codes": one, "scale": 127, "native": Native.BF16, "index": 0, "nan": 0,
-                "empty": 0, "swap": t in swaps})  # fmt: skip
+                "codes": one, **scale, "nan": 0, "empty": 0, "swap": t in swaps})  # fmt: skip
             if t >= after:
                 found.append(float(np.uint32(ctx.get(cell.psum_out)).view(np.float32)))
             await ctx.tick()
