@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sim import cli_area, cli_cycles, cli_sim
+from sim import cli_area, cli_cycles, cli_sim, cli_speed
 from sim.blocks import BLOCKS
 from sim.blocks import block as named
 from sim.cli_common import Config, JsonFile, chip, console, errors
@@ -111,6 +111,7 @@ def throughput(
 cli_sim.register(app)
 cli_cycles.register(app)
 cli_area.register(app)
+cli_speed.register(app)
 
 
 def main(arguments: list[str] | None = None) -> int:

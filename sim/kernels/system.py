@@ -95,6 +95,18 @@ def program_words(program: Program, config: ChipConfig) -> list[str]:
     return host_words(Region.PROGRAM, 0, lines, np.zeros(len(lines), np.uint8))
 
 
+def tile_words(memory: TileMemory, program: Program | None, config: ChipConfig) -> list[str]:
+    """Host file words of the images of a tile's SRAMs and of its program."""
+    words: list[str] = []
+    for images, region in (
+        (memory.sram_images, Region.TILE_SRAM),
+        (memory.kv_images, Region.KV_SRAM),
+    ):
+        for line, lines, scales in images:
+            words += host_words(region, line, lines, scales)
+    return words if program is None else words + program_words(program, config)
+
+
 def span(buffer: Buffer) -> tuple[int, int]:
     """First tile SRAM line of a buffer and the number of lines to its end."""
     size = -(-buffer.cols * SPECS[buffer.fmt].storage_bits // 8)
@@ -168,16 +180,7 @@ def simulate(
         first = max(len(w) for w in words)
         loads = []
         for tile in range(tiles):
-            fresh: list[str] = []
-            for image, region in (
-                (each.images[tile].sram_images, Region.TILE_SRAM),
-                (each.images[tile].kv_images, Region.KV_SRAM),
-            ):
-                for line, lines, scales in image:
-                    fresh += host_words(region, line, lines, scales)
-            program = each.programs[tile]
-            if program is not None:
-                fresh += program_words(program, config)
+            fresh = tile_words(each.images[tile], each.programs[tile], config)
             words[tile] += ["0" * 42] * (first - len(words[tile])) + fresh
             loads.append([first, len(fresh)])
         reads = [

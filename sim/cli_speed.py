@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`jalapeno speed`."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from sim.cli_common import Config, JsonFile, chip, console
+from sim.report import table, write_json
+
+
+def speed(
+    config: Config = "small",
+    m: Annotated[int, typer.Option(min=1, max=256, help="Activation rows.")] = 64,
+    n: Annotated[int, typer.Option(min=1, max=4096, help="Result columns.")] = 128,
+    k: Annotated[int, typer.Option(min=1, max=16384, help="Contraction length.")] = 2048,
+    file: JsonFile = None,
+) -> None:
+    """Simulated cycles per second of a tile, under cocotb and in a C++ loop without Python."""
+    from sim import speed as measurement
+
+    with console.status(f"building and running {config} twice"):
+        found = measurement.measure(chip(config), m, n, k)
+    values = asdict(found) | {"python_share": found.python_share}
+    rows = [
+        ["cycles", found.cycles, "measured"],
+        ["build_s", round(found.build_s, 1), "measured"],
+        ["cycles per second, cocotb", round(found.cocotb), "measured"],
+        ["cycles per second, C++ loop", round(found.bare), "measured"],
+        ["share of Python in the time", f"{100 * found.python_share:.0f} %", "derived"],
+    ]
+    table(console, f"speed of {config}, gemm {m} x {n} x {k}", ["figure", "value", "source"], rows)
+    if file is not None:
+        write_json(file, values)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("speed")(speed)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast a tile simulates: a GEMM under cocotb, and the same in a C++ loop without Python."""
+
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from golden.formats import Format
+from hw.config import ChipConfig
+from sim.errors import InputError, ToolError
+from sim.harness import TOP, blocks, sources
+from sim.kernels import KERNELS
+from sim.kernels.gemm import operand
+from sim.kernels.system import tile_words
+from sim.kernels.types import KernelRequest
+from sim.programs.builder import TileProgram
+from sim.programs.gemm import gemm
+from sim.programs.memory import TileMemory
+from sim.verilator import build
+
+MAIN = Path(__file__).parent / "cpp" / "bare.cpp"
+LIMIT = 10_000_000  # cycles after which the loop gives up
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Cycles per second, process start and host load included; all measured.
+
+    `python_share` is what cocotb and the bench add, as a fraction of the time of the whole run.
+    """
+
+    config: str
+    cycles: int
+    cocotb: float
+    bare: float
+    build_s: float
+
+    @property
+    def python_share(self) -> float:
+        return 1 - self.cocotb / self.bare
+
+
+def measure(config: ChipConfig, m: int, n: int, k: int) -> Speed:
+    """Speed of an MXFP8 x MXFP4 GEMM on a tile. ToolError when either run goes wrong."""
+    if config.tiles != 1:
+        raise InputError("--config", config.name, "it must be a single tile", "take small")
+    kernel = KERNELS["gemm"]
+    settings = kernel.settings({"m": str(m), "n": str(n), "k": str(k)})
+    result = kernel.run(KernelRequest(config, "gpt-oss", settings))
+    if not result.passed:
+        raise ToolError(f"gemm on {config.name} is wrong: its speed means nothing")
+
+    memory = TileMemory(config.tile)
+    rng = np.random.default_rng(0)
+    act, weight = operand(rng, m, k, Format.MXFP8_E4M3), operand(rng, n, k, Format.MXFP4)
+    p = TileProgram(memory)
+    given = memory.fill(memory.buffer("act", m, k, act.fmt, weight.fmt), act)
+    out = memory.buffer("out", m, n, Format.BF16)
+    gemm(p, given, memory.weights("weights", weight.codes, weight.scales, weight.fmt, False), out)
+    words = tile_words(memory, p.finish(), config)
+    files = sources(config)
+    model = build(files, TOP, blocks=blocks(config, files), main=MAIN)
+    with tempfile.TemporaryDirectory(prefix="jalapeno-speed-") as work:
+        (Path(work) / "host0.hex").write_text("\n".join(words) + "\n")
+        command = [str(model.program), "+host0=host0.hex", f"+words={len(words)}"]
+        done = subprocess.run(
+            [*command, f"+limit={LIMIT}"], cwd=work, capture_output=True, text=True
+        )
+    if done.returncode:
+        raise ToolError(f"the bare loop did not end: {done.stdout}{done.stderr}")
+    simulated, cycles, seconds = done.stdout.split()[-3:]
+    # The program starts one host write later than the tile counts.
+    if abs(int(cycles) - result.cycles) > 16:
+        raise ToolError(f"the bare loop took {cycles} cycles, cocotb {result.cycles}")
+    return Speed(
+        config.name,
+        result.cycles,
+        result.cycles_per_s,
+        int(simulated) / float(seconds),
+        result.build_s,
+    )

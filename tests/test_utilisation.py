@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Utilisation of the array, by its counters, from the first command to the last result.
+
+Operands start in tile SRAM and KV SRAM (or stream from HBM), BF16 results are left in tile SRAM.
+"""
+
+from functools import cache
+
+import pytest
+
+from golden.formats import parse_format, products_per_slice
+from hw.config import preset
+from sim.kernels import KERNELS
+from sim.kernels.types import KernelRequest, KernelResult
+
+FP4, FP8, BF16 = "mxfp4", "mxfp8-e4m3", "bf16"
+CLASSES = ((FP4, FP4), (FP8, FP4), (FP8, FP8), (BF16, FP4), (BF16, FP8), (BF16, BF16))
+slow = pytest.mark.slow
+
+
+@cache
+def gemm(config: str, m: int, n: int, k: int, act: str, weight: str, weights="sram"):
+    kernel = KERNELS["gemm"]
+    sizes = {"m": str(m), "n": str(n), "k": str(k)}
+    settings = kernel.settings(sizes | {"act": act, "weight": weight, "weights": weights})
+    result = kernel.run(KernelRequest(preset(config), "gpt-oss", settings))
+    assert result.passed, result.differences
+    return result
+
+
+def load_busy(result: KernelResult) -> float:
+    """Part of the cycles from the first weight row to the last that load one."""
+    load = result.counters["load"]
+    return load["busy"] / (load["busy"] + load["starved"] + load["blocked"])
+
+
+@slow
+@pytest.mark.parametrize(
+    "k, weights, least", [(2816, "sram", 0.98), (2880, "sram", 0.9375 * 0.99), (2816, "hbm", 0.97)]
+)
+def test_dense(k, weights, least):
+    assert gemm("small", 128, 512, k, FP8, FP4, weights).fraction_of_peak >= least
+
+
+@slow
+@pytest.mark.parametrize("act, weight", CLASSES)
+def test_steady_state(act, weight):
+    """Twice the columns: what comes on top is steady state."""
+    once, twice = (gemm("small", 128, n, 1024, act, weight) for n in (64, 128))
+    tile = preset("small").tile
+    products = products_per_slice(parse_format(act), parse_format(weight))
+    ideal = 128 * 64 * 1024 / (tile.rows * tile.cols * products)
+    assert ideal / (twice.cycles - once.cycles) >= 0.99
+
+
+@slow
+@pytest.mark.parametrize("act, weight", CLASSES)
+def test_one_row_is_held_by_the_load_port(act, weight):
+    result = gemm("small", 1, 512, 1024, act, weight)
+    assert load_busy(result) >= 0.995
+
+
+@slow
+def test_one_row_is_held_by_hbm():
+    result = gemm("small", 1, 512, 2816, FP8, FP4, "hbm")
+    assert result.roofline.startswith("hbm") and result.fraction_of_roofline >= 0.995
+
+
+@slow
+@pytest.mark.parametrize("extra", [0, 1])
+def test_weight_tiles_at_the_floor(extra):
+    """Tiles of as many slices as the array has rows, and of one more, follow without a bubble."""
+    rows = preset("small").tile.rows
+    once, twice = (gemm("small", rows + extra, n, 1024, FP4, FP4) for n in (256, 512))
+    tiles = 256 // preset("small").tile.cols * 1024 // (32 * rows)
+    assert twice.cycles - once.cycles == tiles * (rows + extra)
+
+
+@slow
+@pytest.mark.parametrize("m", range(2, 9))
+def test_few_rows_without_waiting_for_the_accumulators(m):
+    result = gemm("small", m, 256, 512, BF16, BF16)
+    floor = max(result.counters["matrix"]["busy"], result.counters["load"]["busy"])
+    assert result.cycles - floor <= 100
+
+
+def test_weight_tiles_at_the_floor_of_a_tiny_array():
+    rows = preset("tiny").tile.rows
+    for extra in (0, 1):
+        once, twice = (gemm("tiny", rows + extra, n, 256, FP4, FP4) for n in (32, 64))
+        tiles = 32 // preset("tiny").tile.cols * 256 // (32 * rows)
+        assert twice.cycles - once.cycles == tiles * (rows + extra)
