@@ -40,8 +40,8 @@ class Accumulator(wiring.Component):
     `command_out` is `command` one cycle later, for the next column.
     """
 
-    LATENCY = Fp32Add.LATENCY
-    RESULT_AFTER = Fp32Add.LATENCY + 2
+    LATENCY = 2
+    RESULT_AFTER = LATENCY + 2
 
     def __init__(self, acc_rows: int, result_depth: int):
         for name, value in (("acc_rows", acc_rows), ("result_depth", result_depth)):
@@ -71,7 +71,7 @@ class Accumulator(wiring.Component):
         m = Module()
         m.submodules.sums = sums = Sram1R1W(32, self.acc_rows)
         m.submodules.queue = queue = Sram1R1W(32, self.result_depth)
-        m.submodules.adder = adder = Fp32Add()
+        m.submodules.adder = adder = Fp32Add(self.LATENCY)
         layout = accumulate_layout(self.acc_rows)
 
         biases = [Signal(32, name=f"bias{i}", reset_less=True) for i in range(BIASES)]
@@ -92,9 +92,9 @@ class Accumulator(wiring.Component):
 
         # What the adder gives now, and what was written while the sum was read, are newer.
         then = Signal(layout)
-        m.d.comb += then.eq(delayed(m, "command", now, Fp32Add.LATENCY))
+        m.d.comb += then.eq(delayed(m, "command", now, self.LATENCY))
         stores = Signal()
-        m.d.comb += stores.eq(delayed(m, "valid", valid, Fp32Add.LATENCY, reset=True) & ~then.last)
+        m.d.comb += stores.eq(delayed(m, "valid", valid, self.LATENCY, reset=True) & ~then.last)
         written = Signal()
         written_index = Signal.like(then.index, reset_less=True)
         written_sum = Signal(32, reset_less=True)
@@ -123,7 +123,7 @@ class Accumulator(wiring.Component):
         emits = Signal()
         tail = Signal.like(self.result_addr)
         m.d.comb += [
-            emits.eq(delayed(m, "emit", valid & now.last, Fp32Add.LATENCY, reset=True)),
+            emits.eq(delayed(m, "emit", valid & now.last, self.LATENCY, reset=True)),
             queue.write_en.eq(emits),
             queue.write_addr.eq(tail),
             queue.write_data.eq(adder.result),

@@ -54,8 +54,17 @@ class DotAlign(wiring.Component):
             )
         groups = []
         for k, (a, b) in enumerate(GROUPS):
-            total, carry = carry_save(m, f"first_{k}", quads[a], quads[b], pairs[a], missing[a])
-            groups.append(carry_save(m, f"second_{k}", total, carry, pairs[b], missing[b]))
+            # Sign bits inverted are 2^(n - 1) too much, twice: ones above them make up for that
+            # and take no adders, as copies of the signs would.
+            first, second = (
+                wire(m, f"unsigned_{q}", Cat(pairs[q][:-1], ~pairs[q][-1], extra), shape)
+                for q, extra, shape in (
+                    (a, Const(1, 1), signed(len(pairs[a]) + 1)),
+                    (b, Const(0, 1), signed(len(pairs[b]) + 1)),
+                )
+            )
+            total, carry = carry_save(m, f"first_{k}", quads[a], quads[b], first, missing[a])
+            groups.append(carry_save(m, f"second_{k}", total, carry, second, missing[b]))
         halves = []
         for k in range(2):
             upper = _placed(m, f"digit_{k}", groups[2 * k + 1], self.two_quads, 2)

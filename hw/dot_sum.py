@@ -12,7 +12,7 @@ from hw.wires import wire
 SIGNIFICAND_BITS = 24
 COUNT_BITS = 6
 ROUND_BLOCKS = (4, 5, 5, 5)
-SUM_BLOCKS = (4, 4, 5, 6, 7, 7, 6, 5)
+SUM_BLOCKS = (5, 6, 7, 8, 8, 7)
 
 
 class DotSum(wiring.Component):

@@ -32,7 +32,7 @@ class MatrixEngine(wiring.Component):
     """Matmul array with its control.
 
     Throughput: one slice per cycle, one row of weights per cycle, one result row per cycle. A
-    command of one K tile and one activation row is done about ROW_HOP * rows + cols + 25 cycles
+    command of one K tile and one activation row is done about ROW_HOP * rows + cols + 23 cycles
     after it is taken; commands that do not wait for each other follow without a bubble. Illegal: m
     of 0 or above acc_rows, n or k of 0, FP32 operands, misaligned addresses or strides.
     """

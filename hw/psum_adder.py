@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP32 partial sum plus a dot product with unbounded exponent: three combinational stages."""
+"""FP32 partial sum plus a dot product with unbounded exponent: three combinational stages.
+
+The second and third add any two aligned numbers: `hw.fp32_add` uses them too.
+"""
 
 from amaranth import Cat, Const, Module, Mux, signed
 from amaranth.lib import data, wiring

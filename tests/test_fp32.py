@@ -134,16 +134,22 @@ def test_reduction_of_zeros_and_nan():
 
 
 @BOTH
+@pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("stalls", [None, 7], ids=["free", "stalls"])
-def test_add(stalls):
+def test_add(stalls, stages):
     a, b = operand_pairs(2000, 3)
     x, y = fp32.from_bits(a), fp32.from_bits(b)
     subtract = np.random.default_rng(4).integers(0, 2, len(a))
     expected = fp32.bits(np.where(subtract, fp32.sub(x, y), fp32.add(x, y)))
     inputs = {"a": a, "b": b, "subtract": subtract}
-    result = run_pipeline(Fp32Add(), inputs, ["result"], stalls)["result"]
+    result = run_pipeline(Fp32Add(stages), inputs, ["result"], stalls)["result"]
     assert len(result) == len(a)
     np.testing.assert_array_equal(result, expected)
+
+
+def test_stages():
+    with pytest.raises(ValueError, match="stages must be 2 or 3, not 4"):
+        Fp32Add(4)
 
 
 @BOTH
