@@ -307,7 +307,7 @@ def test_a_fault_ends_a_long_command_early():
     assert result.errors == [Status.ADDRESS_RANGE]
 
 
-@BOTH
+@VERILOG_FIRST
 def test_blocks_stored_and_loaded_again():
     """Rows of a short block, and of whole ones and a short one, in every MX format."""
     rng = np.random.default_rng(SEED)
