@@ -214,7 +214,6 @@ def test_all_to_all_of_long_rows():
     assert [m.lines for m in bench.memories] == model
 
 
-@BOTH
 def test_round_trip():
     """One line, there and back: 2 cycles per router each way and a fixed cost at the ends."""
     bench = Bench(4, 1, 0, 1.0)

@@ -11,7 +11,7 @@ from hw.command_processor import CommandProcessor
 from hw.config import preset
 from hw.sequencer import Sequencer
 from sim.assembler import ZERO, Program, Reg
-from tests.simulators import BOTH, Simulator
+from tests.simulators import BOTH, VERILOG_FIRST, Simulator
 
 CONFIG = replace(preset("tiny").tile, program_beats=512, queue_depth=2)
 MASK = 0xFFFF_FFFF
@@ -462,7 +462,7 @@ def deadlock_programs():
 DEADLOCKS = {name: (program, pc) for name, program, pc in deadlock_programs()}
 
 
-@BOTH
+@VERILOG_FIRST
 @pytest.mark.parametrize("name", DEADLOCKS)
 def test_deadlock(name):
     program, pc = DEADLOCKS[name]
@@ -515,7 +515,7 @@ ILLEGAL = {
 }
 
 
-@BOTH
+@VERILOG_FIRST
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_illegal(name):
     zero = [0, 0, 0, 0]
