@@ -101,6 +101,8 @@ def leading_zeros(m: Module, name: str, value: Value) -> Signal:
             lower, upper = fewer[i], fewer[i + 1]
             skip = below[i + 1]
             empty.append(wire(m, f"{name}_empty{k}_{i}", skip & below[i]))
-            rest = wire(m, f"{name}_rest{k}_{i}", Mux(skip, Cat(lower), Cat(upper)), k)
+            rest: list[Value] = []
+            if k:
+                rest = list(wire(m, f"{name}_rest{k}_{i}", Mux(skip, Cat(lower), Cat(upper)), k))
             counts.append([*rest, skip])
     return wire(m, f"{name}_count", Cat(counts[0]))
