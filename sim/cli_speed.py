@@ -23,7 +23,7 @@ def speed(
     with console.status(f"building and running {config} twice"):
         found = measurement.measure(chip(config), m, n, k)
     values = asdict(found) | {"python_share": found.python_share}
-    rows = [
+    rows: list[list[object]] = [
         ["cycles", found.cycles, "measured"],
         ["build_s", round(found.build_s, 1), "measured"],
         ["cycles per second, cocotb", round(found.cocotb), "measured"],
