@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws docs/weight_tiles.svg: weight tiles that change without a bubble.
 
-python -m tests.draw_weight_tiles [FILE]: simulates the matrix engine of `small` in Amaranth's
+python -m tests.draw_weight_tiles [FILE]: simulates the matrix engine with 8 x 4 cells in Amaranth's
 simulator, eight rows of MXFP4 on MXFP4 weights, so that a tile takes as many slices as the array
 has rows: the fastest that tiles can follow each other.
 """
@@ -17,8 +17,8 @@ from golden.formats import Format
 from hw.config import preset
 from tests.test_matrix_engine import Bench, matmuls, write_kv, write_sram
 
-CONFIG = replace(preset("small").tile, stall_gates=False)
-SHAPE = (8, 32, 1536, Format.MXFP4, Format.MXFP4, Format.BF16, False)
+CONFIG = replace(preset("tiny").tile, rows=8, stall_gates=False)
+SHAPE = (8, 8, 1536, Format.MXFP4, Format.MXFP4, Format.BF16, False)
 TRACES = ("weight row loaded", "slice enters", "swap (new tile)", "result row leaves")
 
 

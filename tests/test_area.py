@@ -9,6 +9,7 @@ import pytest
 from hw.bf16_round import Bf16Round
 from sim import area, area_records
 from sim.cli import main
+from tests.designs.separate_multipliers import CLASSES, Common, OneClass
 
 needs_tools = pytest.mark.skipif(
     bool(area.missing()), reason=f"apt install {' '.join(area.missing())}"
@@ -72,3 +73,18 @@ def test_missing_library_names_the_package(monkeypatch, capsys):
 def test_bad_input(arguments, capsys):
     assert main(["area", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@needs_tools
+@pytest.mark.slow
+def test_one_fused_cell_is_smaller_than_separate_multipliers():
+    """`Common` once and, for each class of pairs, what its own cell has beyond that."""
+    common = area.area(Common(), "common").total.nand2
+    own = {
+        digits: area.area(OneClass(act, weight), "one_class").total.nand2 - common
+        for digits, (act, weight) in CLASSES.items()
+    }
+    fused = area_records.measure("cell", "small").total.nand2
+    print(f"common {common}, own {own}, separate {common + sum(own.values())}, fused {fused}")
+    assert all(value > 0 for value in own.values())
+    assert 1.5 * fused < common + sum(own.values())

@@ -26,8 +26,8 @@ def random_operand(rng, rows, cols, fmt):
 class Bench:
     """Drives loads and slices cycle by cycle, from lists of what happens when."""
 
-    def __init__(self, rows=ROWS, cols=COLS, depth=128):
-        self.array = MatmulArray(rows, cols, acc_rows=16, result_depth=depth)
+    def __init__(self, rows=ROWS, cols=COLS, depth=128, acc_rows=16):
+        self.array = MatmulArray(rows, cols, acc_rows=acc_rows, result_depth=depth)
         self.loads, self.slices = {}, {}
         self.now = 0
         self.expected = []
