@@ -156,6 +156,19 @@ def test_small_tile(kernel):
         ("moe", "tiny", {"top_k": 9}),
         ("moe", "tiny", {"experts": 2, "top_k": 4}),
         ("layer", "tiny", {"window": 0, "tokens": 20}),
+        ("layer", "tiny", {"head_dim": 24}),  # halves that RoPE cannot exchange
+        # Far beyond the tile: refused before the machine's memory or minutes are spent on them.
+        ("gemm", "tiny", {"m": 65535, "k": 65535}),
+        ("gemm", "tiny", {"m": 65535, "n": 65535, "k": 1}),
+        ("gemm", "tiny", {"m": 1, "n": 65535, "k": 65535, "weights": "hbm"}),
+        ("gemm", "mesh4", {"m": 1, "n": 65535, "k": 65535, "weights": "hbm", "split": "n"}),
+        ("attention", "tiny", {"heads": 65535, "kv_heads": 65535, "context": 65535}),
+        ("attention", "tiny", {"head_dim": 65528, "context": 65535}),
+        ("moe", "tiny", {"hidden": 65535, "intermediate": 65535, "experts": 512}),
+        ("moe", "tiny", {"tokens": 65535, "hidden": 65535}),
+        ("layer", "tiny", {"hidden": 65535, "intermediate": 65535}),
+        ("layer", "tiny", {"heads": 65534, "head_dim": 32768}),
+        ("layer", "tiny", {"tokens": 65535}),
     ],
 )
 def test_sizes_that_do_not_fit(kernel, config, settings):

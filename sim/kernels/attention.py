@@ -17,7 +17,7 @@ from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option
 from sim.programs.attention import KvRegion
 from sim.programs.attention import attention as program
 from sim.programs.builder import TileProgram
-from sim.programs.memory import TileMemory, align_up
+from sim.programs.memory import TileMemory, align_up, require
 
 CHUNK = 512  # slots that softmax takes at once: part of the kernel's definition
 OPTIONS = {
@@ -89,6 +89,7 @@ def run(request: KernelRequest) -> KernelResult:
     context, window = int(s["context"]), int(s["window"]) or None
     check_heads(tile.lanes, heads, kv_heads, dim)
     ring = align_up(context if window is None else window, max(8, tile.cols))
+    require(tile, sram=heads * dim * 32, kv=2 * ring * kv_heads * dim * 16)
     machine = Machine(tile.rows, tile.lanes)
     rng = np.random.default_rng(request.seed)
     queries = rng.standard_normal((heads, dim)).astype(np.float32)

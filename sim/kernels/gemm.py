@@ -17,7 +17,7 @@ from sim.kernels.system import Check, TileRun, simulate
 from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option
 from sim.programs.builder import TileProgram
 from sim.programs.gemm import gemm as program
-from sim.programs.memory import Buffer, TileMemory
+from sim.programs.memory import Buffer, TileMemory, require
 
 FORMATS = tuple(SPECS[f].name for f in Format if f is not Format.FP32)
 OPTIONS = {
@@ -81,6 +81,14 @@ def run(request: KernelRequest) -> KernelResult:
     split, stream = str(s["split"]), s["weights"] == "hbm"
     if config.tiles == 1 and split != "none":
         raise InputError("split", split, f"{config.name} has one tile", "take --config mesh4")
+    size = n * k * SPECS[weight_fmt].storage_bits
+    require(
+        config.tile,
+        1 if split == "none" else config.tiles,
+        sram=m * (k * SPECS[act_fmt].storage_bits + n * (32 if s["out"] == "fp32" else 16)),
+        kv=0 if stream else size,
+        hbm=size if stream else 0,
+    )
     rng = np.random.default_rng(request.seed)
     act, weight = operand(rng, m, k, act_fmt), operand(rng, n, k, weight_fmt)
     out_fmt = Format.FP32 if s["out"] == "fp32" or split == "k" else Format.BF16

@@ -20,16 +20,16 @@ from sim.errors import InputError
 from sim.kernels.attention import CHUNK, check_heads, kv_checks
 from sim.kernels.attention import OPTIONS as ATTENTION_OPTIONS
 from sim.kernels.moe import OPTIONS as MOE_OPTIONS
-from sim.kernels.moe import check_gate
+from sim.kernels.moe import check_gate, require_moe
 from sim.kernels.results import kernel_result, largest_error
-from sim.kernels.system import Check, TileRun, simulate
+from sim.kernels.system import Check, TileRun, check_host_lines, simulate
 from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option
 from sim.kernels.vectors import gptoss_layer0
 from sim.programs.attention import KvRegion
 from sim.programs.builder import TileProgram
 from sim.programs.layer import LayerPlace
 from sim.programs.layer import layer as program
-from sim.programs.memory import Buffer, TileMemory, align_up
+from sim.programs.memory import Buffer, TileMemory, align_up, require
 from sim.programs.moe import place_experts, place_matrix
 from sim.programs.work import Work
 
@@ -156,7 +156,21 @@ def inputs(
             "take a larger context",
         )
     check_heads(tile.lanes, sizes["heads"], sizes["kv_heads"], sizes["head_dim"])
+    dim = sizes["head_dim"]
+    if dim & (dim - 1):  # RoPE exchanges halves by flipping one bit of an element's index
+        raise InputError(
+            "head_dim", dim, "it must be a power of two in a layer", f"take {1 << dim.bit_length()}"
+        )
     check_gate(tile.max_experts, tile.max_topk, sizes["experts"], sizes["top_k"])
+    require_moe(tile, 1, sizes["hidden"], sizes["intermediate"], sizes["experts"], weight_fmt)
+    queries, keys = sizes["heads"] * dim, sizes["kv_heads"] * dim
+    require(
+        tile,
+        sram=(queries + 2 * keys) * 32,
+        kv=2 * ring * keys * 16,
+        hbm=sizes["hidden"] * 2 * (queries + keys) * 16,
+    )
+    check_host_lines(sizes["tokens"] * -(-(sizes["hidden"] + 2 * dim) * 32 // 128))
     if sizes == DEFAULTS:
         shape, weights, xs, cos, sin = gptoss_layer0(tile.lanes, weight_fmt)
         return replace(shape, ring=ring, chunk=CHUNK), weights, xs, cos, sin

@@ -8,12 +8,13 @@ from golden.bounds import moe_bound
 from golden.formats import SPECS, Format, parse_format
 from golden.kernels.moe import Expert, Matrix, moe
 from golden.kernels.trace import Machine, Stored, Trace
+from hw.config import TileConfig
 from sim.errors import InputError
 from sim.kernels.results import kernel_result, largest_error
 from sim.kernels.system import Check, TileRun, simulate
 from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option
 from sim.programs.builder import TileProgram
-from sim.programs.memory import TileMemory
+from sim.programs.memory import TileMemory, require
 from sim.programs.moe import moe as program
 from sim.programs.moe import place_experts, place_matrix
 
@@ -44,6 +45,18 @@ def check_gate(max_experts: int, max_topk: int, experts: int, top_k: int) -> Non
         )
 
 
+def require_moe(
+    tile: TileConfig, tokens: int, hidden: int, size: int, count: int, weight_fmt: Format
+) -> None:
+    """InputError for sizes far beyond the tile: residual streams, router, experts."""
+    expert = 3 * size * hidden * SPECS[weight_fmt].storage_bits + (2 * size + hidden) * 32
+    require(
+        tile,
+        sram=tokens * (hidden + count + 2 * size) * 32,
+        hbm=count * (hidden * 16 + expert),
+    )
+
+
 def run(request: KernelRequest) -> KernelResult:
     """Random activations and experts; the gate's choices decide what is fetched."""
     s, config = request.settings, request.config
@@ -52,6 +65,7 @@ def run(request: KernelRequest) -> KernelResult:
     count, top_k = int(s["experts"]), int(s["top_k"])
     act, weight_fmt = parse_format(str(s["act"])), parse_format(str(s["weight"]))
     check_gate(tile.max_experts, tile.max_topk, count, top_k)
+    require_moe(tile, tokens, hidden, size, count, weight_fmt)
     machine = Machine(tile.rows, tile.lanes)
     rng = np.random.default_rng(request.seed)
 

@@ -95,6 +95,17 @@ def program_words(program: Program, config: ChipConfig) -> list[str]:
     return host_words(Region.PROGRAM, 0, lines, np.zeros(len(lines), np.uint8))
 
 
+def check_host_lines(lines: int) -> None:
+    """InputError when the simulated host of a tile does not hold that many lines."""
+    if lines > HOST_WORDS:
+        raise InputError(
+            "host data",
+            f"{lines} lines",
+            f"the simulated host holds {HOST_WORDS}",
+            "take smaller sizes",
+        )
+
+
 def tile_words(memory: TileMemory, program: Program | None, config: ChipConfig) -> list[str]:
     """Host file words of the images of a tile's SRAMs and of its program."""
     words: list[str] = []
@@ -209,13 +220,7 @@ def simulate(
         )
     plusargs = []
     for tile in range(tiles):
-        if len(words[tile]) > HOST_WORDS:
-            raise InputError(
-                "host data",
-                f"{len(words[tile])} lines",
-                f"the simulated host holds {HOST_WORDS}",
-                "take smaller sizes",
-            )
+        check_host_lines(len(words[tile]))
         files[f"host{tile}.hex"] = "\n".join(words[tile]) + "\n"
         plusargs.append(f"+host{tile}=host{tile}.hex")
         hbm = bytes(memories[tile].hbm_image)

@@ -27,6 +27,27 @@ def lines_per_group(act: Format, weight: Format) -> int:
     return max(1, group_elements(weight) * SPECS[act].storage_bits // (8 * LINE_BYTES))
 
 
+def require(
+    config: TileConfig, tiles: int = 1, *, sram: int = 0, kv: int = 0, hbm: int = 0
+) -> None:
+    """InputError when `tiles` tiles cannot hold these bits, however they are laid out.
+
+    For before random data is made: sizes far beyond the tile would take the machine's memory.
+    """
+    for name, bits, held in (
+        ("tile SRAM", sram, config.sram_bytes),
+        ("KV SRAM", kv, config.kv_bytes),
+        ("HBM slice", hbm, config.hbm_bytes),
+    ):
+        if bits > 8 * held * tiles:
+            raise InputError(
+                name,
+                f"{-(-bits // 8)} bytes or more",
+                f"the tile has {held} bytes" if tiles == 1 else f"{tiles} tiles have {held} each",
+                "take smaller sizes or a larger --config",
+            )
+
+
 @dataclass(frozen=True)
 class Buffer:
     """A matrix [rows, cols] of `fmt` in tile SRAM: row r starts at byte `address + r * stride`."""
