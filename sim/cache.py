@@ -16,12 +16,30 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from sim.errors import InputError
+
 
 def root() -> Path:
     """The cache's directory (it need not exist)."""
     if place := os.environ.get("JALAPENO_CACHE"):
         return Path(place).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "jalapeno"
+
+
+def check_usable() -> None:
+    """InputError when the cache's directory cannot be made or written."""
+    place = root()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise InputError(
+            "JALAPENO_CACHE",
+            str(place),
+            f"it cannot be written ({error.strerror})",
+            "name a directory of yours",
+        ) from None
 
 
 def digest(parts: Iterable[str]) -> str:
@@ -43,11 +61,14 @@ def entry(kind: str, key: str, make: Callable[[Path], None]) -> tuple[Path, bool
     final, failed = place / key, place / f"{key}.failed"
     if final.is_dir():
         return final, True
+    check_usable()
     place.mkdir(parents=True, exist_ok=True)
     with FileLock(place / f"{key}.lock"):
         if final.is_dir():
             return final, True
-        shutil.rmtree(failed, ignore_errors=True)
+        # The lock is ours, so what lies here was left by a process that was killed.
+        for left in place.glob(f"{key}.*/"):
+            shutil.rmtree(left, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=place))
         try:
             make(work)

@@ -124,6 +124,12 @@ def main(arguments: list[str] | None = None) -> int:
     except InputError as error:
         errors.print(f"jalapeno: {error}", markup=False)
         return 2
+    except MemoryError as error:
+        reason = f"more is needed ({error})" if str(error) else "more is needed"
+        errors.print(
+            f"jalapeno: memory is too little, but {reason}; take smaller sizes", markup=False
+        )
+        return 2
     except ToolError as error:
         errors.print(f"jalapeno: {error}", markup=False)
         return 1

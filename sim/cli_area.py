@@ -11,7 +11,7 @@ from sim.blocks import BLOCKS
 from sim.blocks import block as named
 from sim.cli_common import Config, JsonFile, chip, console
 from sim.errors import InputError
-from sim.report import table, write_json
+from sim.report import check_writable, table, write_json
 
 FIGURES = ("nand2", "flip_flops", "levels", "fo4")
 
@@ -39,6 +39,7 @@ def area(
             "it must be named unless --check or --update is given",
             "give for example jalapeno area cell",
         )
+    check_writable(file)
     if block is None:
         _recorded(check, update)
         return

@@ -7,7 +7,7 @@ import typer
 
 from sim import cycles as suite
 from sim.cli_common import JsonFile, console
-from sim.report import markdown, table, write_json
+from sim.report import check_writable, markdown, table, write_json
 
 
 def cycles(
@@ -24,6 +24,7 @@ def cycles(
 
     With --check the exit code is 1 when a count rose, or changed at all without --update.
     """
+    check_writable(file)
     records = suite.load()
     with console.status("running the cycle suite") as status:
         results = suite.measure(

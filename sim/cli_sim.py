@@ -10,7 +10,7 @@ from sim.cli_common import Config, JsonFile, chip, choice, console
 from sim.errors import InputError
 from sim.kernels import KERNELS
 from sim.kernels.types import MODELS, STALLS, Kernel, KernelRequest, KernelResult
-from sim.report import show, write_json
+from sim.report import check_writable, show, write_json
 from sim.runner import MAX_SEED
 
 DEMO = ("layer", "small")  # kernel and configuration
@@ -98,6 +98,8 @@ def sim(
             "it must be a .fst file in a directory that exists",
             "give for example --waves run.fst",
         )
+    check_writable(waves, "--waves")
+    check_writable(json_)
     request = KernelRequest(
         chip(config),
         choice("--model", model, MODELS),

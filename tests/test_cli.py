@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim import cli, cycles
+from sim import cli, cycles, verilator
 from sim.errors import InputError, ToolError
 from sim.kernels import KERNELS
 from sim.kernels.types import Kernel, KernelResult, Option
@@ -84,7 +84,19 @@ def jalapeno(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["doctor"], ["verilog"], ["sim"], ["cycles"], ["throughput"], ["demo"]], ids=str
+    "command",
+    [
+        [],
+        ["doctor"],
+        ["verilog"],
+        ["sim"],
+        ["cycles"],
+        ["throughput"],
+        ["demo"],
+        ["area"],
+        ["speed"],
+    ],
+    ids=str,
 )
 def test_help(jalapeno, command):
     code, out, _ = jalapeno(*command, "--help")
@@ -101,7 +113,9 @@ def test_doctor_names_what_is_missing(jalapeno, monkeypatch, tmp_path):
     from sim import doctor
 
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    verilator.compiler.cache_clear()
     code, out, _ = jalapeno("doctor")
+    verilator.compiler.cache_clear()
     assert code == 1 and "apt install g++" in out and "apt install perl" in out
 
 
@@ -171,6 +185,54 @@ def test_bad_input_is_one_line(jalapeno, arguments, message):
     code, _, err = jalapeno(*arguments)
     assert code == 2 and message in err
     assert err.count("\n") == 1 and err.startswith("jalapeno: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sim", "double", "--json", "{}"],
+        ["sim", "double", "--waves", "{}/x.fst"],
+        ["cycles", "--json", "{}"],
+        ["speed", "--json", "{}"],
+        ["area", "cell", "--json", "{}"],
+    ],
+    ids=lambda v: v[0] + v[-2],
+)
+def test_unwritable_file_is_refused_before_the_run(jalapeno, monkeypatch, arguments, tmp_path):
+    def run(*_):
+        raise AssertionError("ran")
+
+    monkeypatch.setitem(KERNELS, "double", Kernel("double", "Doubles.", OPTIONS, run))
+    (tmp_path / "x.fst").mkdir()
+    monkeypatch.setattr(cycles, "measure", run)
+    monkeypatch.setattr("sim.speed.measure", run)
+    monkeypatch.setattr("sim.area.area", run)
+    code, _, err = jalapeno(*(a.format(tmp_path) for a in arguments))
+    assert code == 2 and "but it cannot be written" in err and err.count("\n") == 1
+
+
+def test_refused_run_leaves_files_as_they_are(jalapeno, tmp_path):
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text("{}")
+    for file in (old, new):
+        assert jalapeno("sim", "double", "--set", "m=13", "--json", file)[0] == 2
+    assert old.read_text() == "{}" and not new.exists()
+
+
+def test_too_little_memory_is_one_line(jalapeno, monkeypatch):
+    def run(_):
+        raise MemoryError("Unable to allocate 32.0 GiB")
+
+    monkeypatch.setitem(KERNELS, "double", Kernel("double", "Doubles.", OPTIONS, run))
+    code, _, err = jalapeno("sim", "double")
+    assert code == 2 and "Unable to allocate 32.0 GiB" in err and err.count("\n") == 1
+
+
+def test_doctor_says_that_the_cache_cannot_be_written(jalapeno, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JALAPENO_CACHE", str(tmp_path / "file"))
+    code, out, _ = jalapeno("doctor")
+    assert code == 1 and "MISSING" in out
 
 
 def test_tool_failure_is_exit_one(jalapeno):

@@ -10,7 +10,7 @@ import pytest
 
 from hw.verilog import emit
 from sim import cache, runner, verilator
-from sim.errors import ToolError
+from sim.errors import InputError, ToolError
 from tests.designs.buffers import Pair
 
 BENCH = "tests.designs.bench_pair"
@@ -112,6 +112,33 @@ def test_failing_build_shows_the_words_and_the_log(monkeypatch, empty):
     assert "syntax error" in open(log).read()
     assert not [
         p for p in (empty / "builds").iterdir() if p.is_dir() and not p.name.endswith(".failed")
+    ]
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-1", "1.5"])
+def test_jobs_must_be_a_number(monkeypatch, value):
+    monkeypatch.setenv("JALAPENO_JOBS", value)
+    with pytest.raises(InputError, match=f"JALAPENO_JOBS is {value}, but it must be a whole"):
+        verilator.jobs()
+    monkeypatch.setenv("JALAPENO_JOBS", "3")
+    assert verilator.jobs() == 3
+
+
+def test_cache_that_cannot_be_written(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JALAPENO_CACHE", str(tmp_path / "file"))
+    with pytest.raises(InputError, match="JALAPENO_CACHE is .*, but it cannot be written"):
+        cache.entry("kind", "key", lambda work: None)
+
+
+def test_what_a_killed_process_left_is_removed(empty):
+    for name in ("key.a1b2", "key.failed", "keys.a1b2"):
+        (empty / "kind" / name).mkdir(parents=True)
+    place, reused = cache.entry("kind", "key", lambda work: None)
+    assert not reused and place.is_dir()
+    assert sorted(p.name for p in (empty / "kind").iterdir() if p.is_dir()) == [
+        "key",
+        "keys.a1b2",
     ]
 
 
