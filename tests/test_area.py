@@ -38,6 +38,7 @@ def test_small_block_with_json(tmp_path):
 
 
 @needs_tools
+@pytest.mark.slow
 def test_shared_modules_count_as_often_as_they_are_placed():
     from hw.array import MatmulArray
 

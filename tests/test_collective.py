@@ -200,6 +200,7 @@ def test_all_operations_back_to_back(simulator, mesh, rate, starts):
     check(*mesh, operations, seed, rate, starts)
 
 
+@pytest.mark.slow
 def test_4x4_sum_and_broadcast():
     seed = int(np.random.default_rng().integers(1 << 32))
     check(

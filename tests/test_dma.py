@@ -93,7 +93,11 @@ def apply_dma(world, hbm, sram, kv, command):
 @cases(
     "name, stall",
     amaranth=[(name, stall) for name in ("16", "2x128") for stall in STALLS],
-    verilator=[(name, stall) for name in CONFIGS for stall in STALLS],
+    verilator=[
+        pytest.param(name, stall, marks=[] if name in ("16", "2x128") else [pytest.mark.slow])
+        for name in CONFIGS
+        for stall in STALLS
+    ],
 )
 def test_dma_random(simulator, name, stall):
     """Random commands of all directions, back to back, do what the golden layout says."""

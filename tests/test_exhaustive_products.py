@@ -34,13 +34,15 @@ def every_pair(act, weight, config="tiny"):
     check(run_products([(operand(a, act), operand(w, weight))], config), len(a) * len(w))
 
 
-@pytest.mark.parametrize("act, weight", product((Format.MXFP4, *FP6), repeat=2))
+@pytest.mark.parametrize(
+    "act, weight",
+    [
+        pytest.param(a, w, marks=[] if a is w else [pytest.mark.slow])
+        for a, w in product((Format.MXFP4, *FP6), repeat=2)
+    ],
+)
 def test_every_pair_of_short_codes(act, weight):
     every_pair(act, weight)
-
-
-def test_every_pair_of_eight_bit_codes_sample():
-    every_pair(Format.MXFP8_E4M3, Format.MXFP8_E5M2)
 
 
 @pytest.mark.slow
@@ -66,8 +68,11 @@ def corners(fmt: Format) -> np.ndarray:
     return np.array([0, sign, 1, sign | 1, spec.max_code, sign | spec.max_code, one])[:, None]
 
 
-@pytest.mark.parametrize("act, weight", [(f, SCALED[(i * 5 + 2) % 6]) for i, f in enumerate(SCALED)]
-                         + [(f, f) for f in SCALED])  # fmt: skip
+@pytest.mark.parametrize(
+    "act, weight",
+    [(f, SCALED[(i * 5 + 2) % 6]) for i, f in enumerate(SCALED)]
+    + [pytest.param(f, f, marks=pytest.mark.slow) for f in SCALED],
+)
 def test_scales_at_their_edges(act, weight):
     """All pairs of edge scales with corner codes: overflow, underflow, subnormal and NaN results.
 
@@ -94,8 +99,14 @@ SPECIALS = {
 
 
 @pytest.mark.parametrize("fmt", SPECIALS, ids=lambda f: f.name)
-@pytest.mark.parametrize("other", [Format.MXFP4, Format.MXFP8_E4M3, Format.BF16],
-                         ids=lambda f: f.name)  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        Format.MXFP4,
+        *(pytest.param(f, marks=pytest.mark.slow) for f in (Format.MXFP8_E4M3, Format.BF16)),
+    ],
+    ids=str,
+)
 def test_special_values_in_every_position(fmt, other):
     """NaN, infinity and zeros of both signs at each element of two K tiles, on either side."""
     sign = 1 << (SPECS[fmt].bits - 1)
@@ -124,7 +135,7 @@ def test_signs_of_zero():
     check(run_products([pair, (operand(codes, fmt), operand(codes, fmt))]), 50)
 
 
-@pytest.mark.parametrize("k", [7168, 18432])
+@pytest.mark.parametrize("k", [pytest.param(7168, marks=pytest.mark.slow), 18432])
 def test_long_contractions(k):
     rng = np.random.default_rng(k)
     act = operand(rng.integers(0, 0x7F, (2, k)) | rng.integers(0, 2, (2, k)) << 7,

@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels on the simulated system: programs against bit-exact models, with and without stalls."""
 
+import numpy as np
 import pytest
 
+from golden.formats import parse_format
 from hw.config import preset
 from sim.errors import InputError
 from sim.kernels import KERNELS
+from sim.kernels.gemm import operand
 from sim.kernels.types import KernelRequest
+from tests.products import run_products
+
+# Runs without stalls are in the cycle suite too.
+LIGHT = pytest.param("light", marks=pytest.mark.slow)
+NONE = pytest.param("none", marks=pytest.mark.slow)
 
 
 def simulate(kernel, config, stall="none", seed=0, **settings):
@@ -20,7 +28,7 @@ def simulate(kernel, config, stall="none", seed=0, **settings):
     return result
 
 
-@pytest.mark.parametrize("stall", ["none", "light", "heavy"])
+@pytest.mark.parametrize("stall", ["none", LIGHT, "heavy"])
 @pytest.mark.parametrize(
     "shape",
     [
@@ -42,6 +50,20 @@ FORMATS = ("mxfp4", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp8-e4m3", "mxfp8-e5m2", "mxi
 
 @pytest.mark.parametrize("act", FORMATS)
 def test_gemm_formats(act):
+    """All weights with these activations, one after the other in one simulation."""
+    rng = np.random.default_rng(2)
+    fmt = parse_format(act)
+    pairs = [
+        (operand(rng, 2 + i % 3, 70, fmt), operand(rng, 6, 70, parse_format(weight)))
+        for i, weight in enumerate(FORMATS)
+    ]
+    result = run_products(pairs, stall="light")
+    assert result.compared > 0 and result.mismatched == 0, result.differences
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", FORMATS)
+def test_gemm_formats_from_hbm(act):
     for i, weight in enumerate(FORMATS):
         simulate(
             "gemm",
@@ -52,7 +74,7 @@ def test_gemm_formats(act):
             m=2 + i % 3,
             n=6,
             k=70,
-            weights="hbm" if i % 2 else "sram",
+            weights="hbm",
         )
 
 
@@ -61,7 +83,7 @@ def test_gemm_longer_than_the_accumulators(m):
     simulate("gemm", "tiny", seed=3, m=m, n=5, k=33)
 
 
-@pytest.mark.parametrize("stall", ["none", "heavy"])
+@pytest.mark.parametrize("stall", [NONE, "heavy"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -81,7 +103,7 @@ def test_attention(settings, stall):
     simulate("attention", "tiny", stall, seed=4, **given)
 
 
-@pytest.mark.parametrize("stall", ["none", "heavy"])
+@pytest.mark.parametrize("stall", [NONE, "heavy"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -98,7 +120,7 @@ def test_moe(settings, stall):
     simulate("moe", "tiny", stall, seed=5, **({"hidden": 64, "intermediate": 64} | settings))
 
 
-@pytest.mark.parametrize("stall", ["none", "light", "heavy"])
+@pytest.mark.parametrize("stall", ["none", LIGHT, "heavy"])
 def test_layer(stall):
     result = simulate("layer", "tiny", stall)
     assert result.compared > 20_000
@@ -121,7 +143,7 @@ def test_layer_of_other_sizes():
     )
 
 
-@pytest.mark.parametrize("stall", ["none", "heavy"])
+@pytest.mark.parametrize("stall", [NONE, "heavy"])
 @pytest.mark.parametrize(
     "settings",
     [

@@ -101,7 +101,7 @@ class Bench:
         ((2, 2), 0.5),
         ((4, 1), 0.7),
         ((1, 1), 1.0),
-        ((3, 3), 0.6),
+        pytest.param((3, 3), 0.6, marks=pytest.mark.slow),
         pytest.param((3, 3), 1.0, marks=pytest.mark.slow),
         pytest.param((4, 4), 0.6, marks=pytest.mark.slow),
     ],

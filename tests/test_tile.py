@@ -108,6 +108,7 @@ def test_destination_that_does_not_exist():
     assert bad["status"] == "NO_DESTINATION" and good["status"] == "DONE"
 
 
+@pytest.mark.slow  # 65,536 posts; the semaphores' own tests overflow too
 def test_semaphore_overflow():
     p = Program()
     with p.loop(p.reg("count"), SEMAPHORE_MAX + 1):

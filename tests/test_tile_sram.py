@@ -251,7 +251,10 @@ def edge_rows(config: TileConfig) -> list[int]:
 
 @BOTH
 @pytest.mark.parametrize("load", [0.15, 1.0])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in ("tiny", "wide") else [pytest.mark.slow]) for n in CONFIGS],
+)
 def test_random_traffic(name: str, load: float) -> None:
     seed = 7
     print(f"seed {seed}")

@@ -65,7 +65,8 @@ def test_random_commands(stall):
     random_run(TINY, 21, stall, SEED + int(10 * stall))
 
 
-@VERILOG_FIRST
+@BOTH
+@pytest.mark.slow
 def test_random_commands_16_lanes():
     random_run(SMALL, 3, 0.2, SEED)
 

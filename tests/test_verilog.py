@@ -98,7 +98,10 @@ def header(text, module):
 
 # The chip contains the tile.
 SIZES = [
-    *(pytest.param("tiny", b, marks=[pytest.mark.slow] if b == "tile" else []) for b in BLOCKS),
+    *(
+        pytest.param("tiny", b, marks=[pytest.mark.slow] if b in ("tile", "chip") else [])
+        for b in BLOCKS
+    ),
     *(pytest.param("small", b, marks=pytest.mark.slow) for b in ("vector_engine", "tile_sram")),
     pytest.param("mesh4", "chip", marks=pytest.mark.slow),
 ]
@@ -128,6 +131,7 @@ def tile():
     return component, emit(component, "tile")
 
 
+@pytest.mark.slow
 def test_tile_is_synthesisable_and_the_same_elsewhere(tile, tmp_path):
     _, files = tile
     synthesisable(files, "tile", tmp_path)
@@ -152,6 +156,7 @@ def test_tile_is_synthesisable_and_the_same_elsewhere(tile, tmp_path):
     assert again == repr(files)
 
 
+@pytest.mark.slow
 def test_tile_description(tile):
     """Of every cell, bank and SRAM that a tile has, and of the counters that its host reads."""
     chosen = preset("tiny")
