@@ -94,6 +94,7 @@ def test_gemm_longer_than_the_accumulators(m):
         {"context": 41, "window": 20, "kv_heads": 2},
         {"context": 33, "head_dim": 64, "heads": 8},
         {"context": 512, "heads": 2},
+        {"context": 512, "head_dim": 64, "heads": 2},
         {"context": 600, "heads": 2},
     ],
     ids=lambda s: "-".join(f"{k}{v}" for k, v in s.items()),
