@@ -17,7 +17,7 @@ from golden.formats import Format
 from hw.config import preset
 from tests.test_matrix_engine import Bench, matmuls, write_kv, write_sram
 
-CONFIG = replace(preset("tiny").tile, rows=8, stall_gates=False)
+CONFIG = replace(preset("tiny").tile, rows=8, sram_banks=32, stall_gates=False)
 SHAPE = (8, 8, 1536, Format.MXFP4, Format.MXFP4, Format.BF16, False)
 TRACES = ("weight row loaded", "slice enters", "swap (new tile)", "result row leaves")
 
