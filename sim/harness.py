@@ -9,7 +9,7 @@ from hw.chip import Chip
 from hw.config import ChipConfig
 from hw.emit import flat_ports
 from sim.emission import emitted
-from sim.verilator import Build, build
+from sim.verilator import OPTIMISE_MODEL, Build, build
 
 TOP = "simulation_top"
 CHIP = "chip"
@@ -112,4 +112,6 @@ def blocks(config: ChipConfig, files: dict[str, str]) -> list[str]:
 def build_system(config: ChipConfig, waves: bool = False) -> Build:
     """The simulation of `config`, from the cache if it is there."""
     files = sources(config)
-    return build(files, TOP, blocks=blocks(config, files), waves=waves)
+    # Several tiles take minutes to optimise, which short runs on a mesh do not earn back.
+    optimise = OPTIMISE_MODEL if config.tiles == 1 else "-O0"
+    return build(files, TOP, blocks=blocks(config, files), waves=waves, optimise=optimise)

@@ -221,7 +221,11 @@ def _run(command: list[str], tool: Tool, log: Path) -> None:
 
 
 def _flags(
-    top: str, waves: bool, library: Path | None, vpi: bool = True
+    top: str,
+    waves: bool,
+    library: Path | None,
+    vpi: bool = True,
+    optimise: str = OPTIMISE_MODEL,
 ) -> tuple[list[str], dict[str, str]]:
     """Arguments of Verilator, variables of make; without `library` the model compiles its own."""
     link = f"-Wl,-rpath,{LIBRARIES} -L{LIBRARIES} -lcocotbvpi_verilator"
@@ -245,7 +249,7 @@ def _flags(
     ]
     if waves and not _header("lz4.h"):
         arguments += ["-CFLAGS", f"-I{STANDINS}", "-LDFLAGS", f"-L{library or '..'}"]
-    variables = {"OPT_FAST": OPTIMISE_MODEL, "OPT_GLOBAL": OPTIMISE_LIBRARY}
+    variables = {"OPT_FAST": optimise, "OPT_GLOBAL": OPTIMISE_LIBRARY}
     if library is not None:
         objects = " ".join(str(o) for o in sorted(library.glob("*.o")))
         variables |= {"VM_GLOBAL_FAST": "", "VM_GLOBAL_SLOW": "", "USER_LDLIBS": objects}
@@ -301,13 +305,15 @@ def build(
     waves: bool = False,
     public: Iterable[str] | None = None,
     main: Path = MAIN,
+    optimise: str = OPTIMISE_MODEL,
 ) -> Build:
     """Build module `top` of `sources` (file name: text) for cocotb, or take it from the cache.
 
     `blocks` are modules to compile once however often they are placed; they should have registered
     outputs, or Verilator sees loops through them that are not there. Public are the ports of `top`,
     or the signals `public` of it. Another C++ program `main` than cocotb's gets a model without VPI
-    and public signals. ToolError shows the compiler's own message and where the whole log is.
+    and public signals. `optimise` is the C++ compiler's option for the model. ToolError shows the
+    compiler's own message and where the whole log is.
     """
     tool = find()
     if waves and (packages := missing_for_waves()):
@@ -320,7 +326,7 @@ def build(
     blocks = sorted(blocks)
     control = control_file(top, public, blocks)
     library = _library(tool, waves)
-    arguments, variables = _flags(top, waves, library, vpi)
+    arguments, variables = _flags(top, waves, library, vpi, optimise)
     arguments += ["--hierarchical"] if blocks else []
     key = cache.digest(
         [
