@@ -19,7 +19,7 @@ from hw.weight_loader import load_meta
 from sim.kernels.gemm import operand, stored
 from sim.kernels.system import decode, span
 from sim.programs.memory import TileMemory
-from tests.simulators import BOTH, VERILOG_FIRST, Simulator
+from tests.simulators import VERILOG_FIRST, Simulator
 
 TINY = PRESETS["tiny"].tile
 FORMATS = [f for f in Format if f is not Format.FP32]
@@ -243,7 +243,7 @@ def test_long_rows_follow_at_one_slice_per_cycle():
     assert cycles[0] < slices + 60
 
 
-@BOTH
+@VERILOG_FIRST
 def test_illegal_commands_have_no_effect():
     good = matmuls(
         np.random.default_rng(4), TINY, [(2, 4, 32, Format.BF16, Format.BF16, Format.FP32, False)]
