@@ -8,11 +8,9 @@ import numpy as np
 from golden.formats import Format
 from golden.kernels.trace import Stored
 from hw.config import preset
-from sim.kernels.gemm import product, stored
+from sim.kernels.gemm import placed, product, stored
 from sim.kernels.system import Check, SystemResult, TileRun, simulate
 from sim.kernels.types import KernelRequest
-from sim.programs.builder import TileProgram
-from sim.programs.gemm import gemm
 from sim.programs.memory import TileMemory
 
 
@@ -35,22 +33,17 @@ def run_products(
     """
     chip = preset(config)
     tile = chip.tile
-    memory = TileMemory(tile)
     runs = []
     room = tile.sram_bytes // 2
     for act, weight in pairs:
-        m, k = act.codes.shape
+        m = len(act.codes)
         width = max(1, room // (4 * m * tile.cols)) * tile.cols
         for start in range(0, len(weight.codes), width):
             part = slice(start, start + width)
             scales = None if weight.scales is None else weight.scales[part]
             cut = Stored(weight.codes[part], weight.fmt, scales)
             memory = TileMemory(tile)
-            p = TileProgram(memory)
-            given = memory.fill(memory.buffer("act", m, k, act.fmt, weight.fmt), act)
-            out = memory.buffer("out", m, len(cut.codes))
-            weights = memory.weights("weights", cut.codes, cut.scales, cut.fmt, False)
-            gemm(p, given, weights, out)
+            p, out = placed(memory, act, cut, Format.FP32)
             expected = stored(product(act, cut, tile.rows), Format.FP32)
             runs.append(TileRun([p.finish()], [memory], [Check(out, expected)]))
     request = KernelRequest(chip, "gpt-oss", {}, stall, seed)

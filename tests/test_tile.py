@@ -7,11 +7,10 @@ import pytest
 from golden.formats import Format
 from golden.kernels.trace import Stored
 from hw.config import preset
-from hw.host_adapter import Region
 from hw.isa import SEMAPHORE_MAX
 from sim.assembler import Program
 from sim.harness import build_system
-from sim.kernels.system import host_words, program_words
+from sim.kernels.system import tile_words
 from sim.programs.memory import TileMemory
 from sim.runner import run
 
@@ -23,10 +22,8 @@ def status_of(*programs, err=(0, 0), limit=20_000, memory=None):
     """Runs the programs one after the other, a host reset between them; their statuses."""
     words, plan = [], []
     for i, program in enumerate(programs):
-        fresh = program_words(program, TINY)
-        if memory is not None and i == 0:
-            for line, lines, scales in memory.sram_images:
-                fresh += host_words(Region.TILE_SRAM, line, lines, scales)
+        images = memory if memory is not None and i == 0 else TileMemory(TINY.tile)
+        fresh = tile_words(images, program, TINY)
         plan.append(
             {
                 "load": [[len(words), len(fresh)]],

@@ -14,7 +14,7 @@ from hw.isa import CollectiveOp, Scope
 from sim.errors import InputError
 from sim.kernels.results import kernel_result, largest_error
 from sim.kernels.system import Check, TileRun, simulate
-from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option
+from sim.kernels.types import MODELS, Kernel, KernelRequest, KernelResult, Option
 from sim.programs.builder import TileProgram
 from sim.programs.gemm import gemm as program
 from sim.programs.memory import Buffer, TileMemory, require
@@ -71,6 +71,22 @@ def product(act: Stored, weight: Stored, rows: int) -> NDArray[np.float32]:
     return matmul(act.codes, act.scales, act.fmt, weight.codes, weight.scales, weight.fmt, rows)
 
 
+def placed(
+    memory: TileMemory, act: Stored, weight: Stored, out_fmt: Format, stream: bool = False
+) -> tuple[TileProgram, Buffer]:
+    """The program of act [M, K] times weight [N, K] with its operands in `memory`, and its result.
+
+    `stream`: the weights start in HBM, else in KV SRAM.
+    """
+    p = TileProgram(memory)
+    (m, k), n = act.codes.shape, len(weight.codes)
+    given = memory.fill(memory.buffer("act", m, k, act.fmt, weight.fmt), act)
+    out = memory.buffer("out", m, n, out_fmt)
+    weights = memory.weights("weights", weight.codes, weight.scales, weight.fmt, stream)
+    program(p, given, weights, out)
+    return p, out
+
+
 def run(request: KernelRequest) -> KernelResult:
     """One GEMM. Split over N every tile has its columns and sends them to tile 0; split over K the
     partial products are summed by the collective network.
@@ -114,13 +130,8 @@ def run(request: KernelRequest) -> KernelResult:
     programs: list[TileProgram | None] = [None] * config.tiles
     checks, works = [], []
     for tile, (a, w) in enumerate(parts):
-        memory = memories[tile]
-        p = programs[tile] = TileProgram(memory)
-        act_buffer = memory.fill(memory.buffer("act", m, a.codes.shape[1], act_fmt, weight_fmt), a)
-        columns = len(w.codes)
-        out = memory.buffer("out", m, columns, out_fmt)
-        weights = memory.weights("weights", w.codes, w.scales, weight_fmt, stream)
-        program(p, act_buffer, weights, out)
+        p, out = placed(memories[tile], a, w, out_fmt, stream)
+        programs[tile] = p
         checks.append(Check(out, stored(products[tile], out_fmt), tile))
         works.append(p.work)
     if split == "n":
@@ -221,4 +232,4 @@ def gather(
     )
 
 
-KERNEL = Kernel("gemm", "dense matrix product", OPTIONS, run)
+KERNEL = Kernel("gemm", "dense matrix product", OPTIONS, run, MODELS)

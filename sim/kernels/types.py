@@ -136,6 +136,7 @@ class Kernel:
     doc: str
     options: Mapping[str, Option]
     run: Callable[[KernelRequest], KernelResult]
+    models: tuple[str, ...] = MODELS[:1]  # whose block it computes
 
     def settings(self, given: Mapping[str, str]) -> dict[str, Setting]:
         """Every option's value: the given texts parsed, defaults elsewhere."""
