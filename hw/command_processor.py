@@ -44,7 +44,7 @@ class CommandProcessor(wiring.Component):
         self.config = config
         self.engines = tuple(engines)
         self.sequencer = Sequencer(config, engines)
-        self.counters = ActivityCounters([*engines, isa.Counted.LOAD])
+        self.counters = ActivityCounters([*(engine.name for engine in engines), "LOAD"])
         self.pc_bits = pc_bits(config)
         super().__init__(
             {

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of what each engine did in every cycle of a run."""
+"""Counters of what each unit of a tile did in every cycle of a run."""
 
 from collections.abc import Sequence
-from enum import IntEnum
 
 from amaranth import Module, Signal
 from amaranth.lib import wiring
@@ -14,34 +13,34 @@ COUNTER_BITS = 32
 
 
 class ActivityCounters(wiring.Component):
-    """Per engine one counter per `isa.Activity`; each cycle of `running` adds one to one of them.
+    """Per unit one counter per `isa.Activity`; each cycle of `running` adds one to one of them.
 
-    An engine's four counters therefore add up to `total`. All wrap at 2^32.
+    A unit's four counters therefore add up to `total`. All wrap at 2^32.
 
     Parameters
     ----------
-    engines : the engines, in order of their ports.
+    names : the units (`isa.COUNTED` in a tile), in order of their ports.
 
     Members
     -------
-    activity : one `isa.Activity` per engine.
+    activity : one `isa.Activity` per unit.
     running : count in this cycle.
     clear : set every counter to 0; goes before counting.
-    read_index, read_value : counter `4 * position + activity` of the engine at `position`; in the
+    read_index, read_value : counter `4 * position + activity` of the unit at `position`; in the
         next cycle.
     total : cycles counted.
     """
 
-    def __init__(self, engines: Sequence[IntEnum]):
-        if not engines or len(set(engines)) != len(engines):
-            raise ValueError(f"engines must be different ones, not {engines!r}")
-        self.engines = tuple(engines)
+    def __init__(self, names: Sequence[str]):
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"names must be different ones, not {names!r}")
+        self.names = tuple(names)
         super().__init__(
             {
-                "activity": In(isa.Activity).array(len(self.engines)),
+                "activity": In(isa.Activity).array(len(self.names)),
                 "running": In(1),
                 "clear": In(1),
-                "read_index": In(range(len(self.engines) * len(isa.Activity))),
+                "read_index": In(range(len(self.names) * len(isa.Activity))),
                 "read_value": Out(COUNTER_BITS),
                 "total": Out(COUNTER_BITS),
             }
@@ -51,8 +50,8 @@ class ActivityCounters(wiring.Component):
         m = Module()
         kinds = len(isa.Activity)
         counters = [
-            Signal(COUNTER_BITS, name=f"{engine.name.lower()}_{kind.name.lower()}")
-            for engine in self.engines
+            Signal(COUNTER_BITS, name=f"{name.lower()}_{kind.name.lower()}")
+            for name in self.names
             for kind in isa.Activity
         ]
         with m.If(self.running):

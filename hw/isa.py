@@ -44,18 +44,8 @@ class Engine(IntEnum):
     COLLECTIVE = 7
 
 
-class Counted(IntEnum):
-    """What counts its cycles: the engines under their own numbers, and the array's load port."""
-
-    MATRIX = 0
-    VECTOR = 1
-    TOPK = 2
-    DMA = 3
-    STREAM = 4
-    KV = 5
-    NOC = 6
-    COLLECTIVE = 7
-    LOAD = 8
+# What counts its cycles, by number: the engines, then the array's load port.
+COUNTED = (*(engine.name for engine in Engine), "LOAD")
 
 
 class Status(IntEnum):

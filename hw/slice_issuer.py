@@ -28,8 +28,8 @@ class SliceIssuer(wiring.Component):
     `slice` goes to the array ISSUE_LATENCY cycles after the request was granted. `bias_ready`: the
     column tile's bias is in register `bias_sel`; `bias_used` pulses with the column tile's last
     first slice. `room` is the number of results that the array may still take; `reserve` pulses for
-    each one issued. `waiting` says why no slice was issued: for weights, bias or the SRAM
-    (`starved`) or for room (`blocked`).
+    each one issued. `starved` and `blocked` say why no slice was issued: for want of weights,
+    bias or the SRAM, or of room.
     """
 
     def __init__(self, config: TileConfig, array: MatmulArray):

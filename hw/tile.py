@@ -22,7 +22,7 @@ from hw.host_adapter import (
     HostAdapter,
     Region,
 )
-from hw.isa import Counted, Engine
+from hw.isa import COUNTED, Engine
 from hw.kv_append import KvAppend
 from hw.kv_sram import KvSram
 from hw.matrix_engine import MatrixEngine
@@ -264,7 +264,7 @@ class Tile(wiring.Component):
     """
 
     engines = tuple(Engine)  # that execute commands
-    counted = tuple(Counted)  # whose cycles it counts, in the order of the counters
+    counted = COUNTED  # whose cycles it counts, in the order of the counters
     counter_line = COUNTER_LINE  # line of the host map with the first counter
 
     def __init__(self, config: TileConfig):

@@ -237,7 +237,7 @@ def description(
             )
         elif f"{module}.v" in files:
             modules.append({"module": module, "instances": count})
-    engines = [str(getattr(engine, "name", engine)) for engine in getattr(component, "counted", ())]
+    engines = list(getattr(component, "counted", ()))
     counters: dict[str, Any] = {"engines": engines, "activities": [], "width": 0}
     if engines:
         counters |= {"activities": [a.name for a in Activity], "width": COUNTER_BITS}

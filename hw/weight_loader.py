@@ -41,7 +41,7 @@ def load_meta(rows: int) -> data.StructLayout:
 
 
 def tile_layout(config: TileConfig) -> data.StructLayout:
-    """A weight tile as the issuer takes it: elements along K, place in the job, jobs' parity."""
+    """A weight tile as the issuer takes it: elements along K, and its place in the job."""
     return data.StructLayout(
         {
             "count": (32 * config.rows).bit_length(),
@@ -261,15 +261,15 @@ class WeightLoader(wiring.Component):
             meta.length.eq(chosen_length),
         ]
 
-        late, pending = Signal(), Signal()
+        starved, pending = Signal(), Signal()
         m.d.comb += [
-            late.eq(Cat(*waits).any()),
+            starved.eq(Cat(*waits).any()),
             pending.eq(self.job.valid | Cat(*(t != described for t in tiles)).any()),
             self.activity.eq(
                 Mux(
                     best,
                     Activity.BUSY,
-                    Mux(late, Activity.STARVED, Mux(pending, Activity.BLOCKED, Activity.IDLE)),
+                    Mux(starved, Activity.STARVED, Mux(pending, Activity.BLOCKED, Activity.IDLE)),
                 )
             ),
         ]

@@ -11,7 +11,7 @@ import numpy as np
 from cocotb.triggers import ClockCycles, RisingEdge, with_timeout
 
 from hw.host_adapter import COUNTER_LINE
-from hw.isa import Activity, Counted, Status
+from hw.isa import COUNTED, Activity, Status
 from tb import bench
 
 SILENCE = 100_000  # cycles after its limit in which a tile must have stopped
@@ -81,10 +81,10 @@ class System:
 
     async def counters(self, tile: int) -> dict:
         result = {}
-        for engine in Counted:
-            result[engine.name.lower()] = {
+        for number, name in enumerate(COUNTED):
+            result[name.lower()] = {
                 state.name.lower(): (
-                    await self.access(tile, COUNTER_LINE + len(Activity) * engine + state)
+                    await self.access(tile, COUNTER_LINE + len(Activity) * number + state)
                 )[0]
                 & 0xFFFFFFFF
                 for state in Activity

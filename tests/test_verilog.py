@@ -18,7 +18,7 @@ from pyosys import libyosys as yosys
 
 from hw.config import LINE_BYTES, preset
 from hw.emit import place
-from hw.isa import Counted
+from hw.isa import COUNTED
 from hw.verilog import description, emit, instances, layout, waivers
 from sim import verilator
 from sim.blocks import BLOCKS
@@ -175,7 +175,7 @@ def test_tile_description(tile):
         config.kv_bytes // LINE_BYTES * word
     )
     assert value["counters"] == {
-        "engines": [counted.name for counted in Counted],
+        "engines": list(COUNTED),
         "activities": ["IDLE", "BUSY", "STARVED", "BLOCKED"],
         "width": 32,
         "host_line": 16,
