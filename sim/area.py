@@ -37,7 +37,7 @@ _ABC = (
 _CONSTRAINTS = "set_driving_cell INVX4\nset_load 0.03 [all_outputs]\n"
 _STA = """read_liberty {library}
 read_verilog top.v
-link_design {top}
+link_design top
 create_clock -name clk -period 100 {clock}
 set_input_delay -clock clk 0 [all_inputs]
 set_output_delay -clock clk 0 [all_outputs]
@@ -113,7 +113,7 @@ def area(component: wiring.Component, name: str) -> BlockArea:
         return total
 
     parts = {
-        re.sub(r"\$\d+$", "", inner.removeprefix(f"{name}.")): (1, _mapped(texts, name, inner))
+        inner.removeprefix(f"{name}."): (1, _mapped(texts, name, inner))
         for inner in sorted(re.findall(r"^module \\(\S+)", texts[name], re.MULTILINE))
         if inner.count(".") == 1
     }
@@ -201,15 +201,20 @@ def _flow(work: Path, text: str, top: str, used: Mapping[str, str], timer: str |
         if "DFF" in line
         for count in re.findall(r"\s(\d+)\s", line)[:1]
     )
+    netlist = (work / "top.v").read_text().replace(" signed ", " ")
+    mapped = re.search(r"^  [A-Z0-9]+X\d+ ", netlist, re.MULTILINE) is not None  # not wires alone
+    if mapped != bool(cells):
+        raise ToolError(f"no area in the report of Yosys:\n{stat[-1500:]}")
     fo4 = None
     if timer is not None:
-        netlist = (work / "top.v").read_text().replace(" signed ", " ")
         (work / "top.v").write_text(netlist)
         clocked = re.search(r"\binput clk\b", netlist) is not None
         clock = "[get_ports clk]" if clocked else ""
-        (work / "sta.tcl").write_text(_STA.format(library=LIBRARY, top="top", clock=clock))
+        (work / "sta.tcl").write_text(_STA.format(library=LIBRARY, clock=clock))
         report = _run([timer, "sta.tcl"], work)
         arrivals = re.findall(r"^\s*([\d.]+)\s+data arrival time", report, re.MULTILINE)
+        if mapped and not arrivals:
+            raise ToolError(f"no path in the report of OpenSTA:\n{report[-1500:]}")
         fo4 = round(float(arrivals[0]) / FO4_NS, 1) if arrivals else 0.0
     return Area(
         round(float(cells[-1]) / NAND2_AREA) if cells else 0,

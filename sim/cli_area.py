@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`jalapeno area`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -41,7 +42,7 @@ def area(
         )
     check_writable(file)
     if block is None:
-        _recorded(check, update)
+        _recorded(check, update, file)
         return
     known, chosen = named(block), chip(config)
     with console.status(f"mapping {block} of {config}"):
@@ -59,7 +60,7 @@ def area(
         write_json(file, {"block": block, "config": config} | found.to_json())
 
 
-def _recorded(check: bool, update: bool) -> None:
+def _recorded(check: bool, update: bool, file: Path | None) -> None:
     comparisons, yosys = [], ""
     with console.status("mapping the recorded blocks") as status:
         for record in records.load():
@@ -69,6 +70,9 @@ def _recorded(check: bool, update: bool) -> None:
             yosys = now.yosys
     rows = [row for c in comparisons for row in c.rows()]
     table(console, "recorded areas (measured)", list(records.HEAD), rows)
+    if file is not None:
+        named_rows = [dict(zip(records.HEAD, row, strict=True)) for row in rows]
+        write_json(file, [row | {"source": "measured"} for row in named_rows])
     grown = [row for c in comparisons for row in c.grown]
     if update:
         records.save(comparisons, yosys)

@@ -33,12 +33,14 @@ def cycles(
     shown = [r for r in results if r.changed] if check else results
     rows = [r.row() for r in shown]
     if as_markdown:
+        typer.echo("Cycles (measured):\n")
         typer.echo(markdown(suite.HEAD, rows), nl=False)
     elif rows or not check:
         title = "differences from the record" if check else "cycle suite"
         table(console, f"{title} (cycles, measured)", suite.HEAD, rows)
     if file is not None:
-        write_json(file, [dict(zip(suite.HEAD, r.row(), strict=True)) for r in results])
+        named = [dict(zip(suite.HEAD, r.row(), strict=True)) for r in results]
+        write_json(file, [row | {"source": "measured"} for row in named])
     if update:
         suite.save(results)
     rose = any(r.percent is not None and r.percent > 0 for r in results)

@@ -152,6 +152,7 @@ def test_sim_fails(jalapeno, settings, word):
             ["sim", "double", "--config", "huge"],
             "--config is huge, but it must be one of tiny, small",
         ),
+        (["sim", "layer", "--model", "deepseek-r1"], "kernel layer computes that of gpt-oss only"),
         (["sim", "double", "--model", "llama"], "--model is llama, but it must be one of gpt-oss"),
         (
             ["sim", "double", "--stall", "some"],
@@ -289,8 +290,9 @@ def test_cycles_shows_only_what_differs(jalapeno, suite):
     suite(1001, 501)
     code, out, _ = jalapeno("cycles", "--check", "--markdown")
     assert code == 1
-    assert out.splitlines()[0] == "| kernel | config | settings | old | new | percent |"
-    assert out.splitlines()[2:] == ["| double | tiny | m=2 | 501 | 1,002 | +100.00 % |"]
+    assert out.splitlines()[:2] == ["Cycles (measured):", ""]
+    assert out.splitlines()[2] == "| kernel | config | settings | old | new | percent |"
+    assert out.splitlines()[4:] == ["| double | tiny | m=2 | 501 | 1,002 | +100.00 % |"]
 
 
 def test_cycles_update_is_recorded(jalapeno, suite):
