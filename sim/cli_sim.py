@@ -100,9 +100,16 @@ def sim(
         )
     check_writable(waves, "--waves")
     check_writable(json_)
+    if choice("--model", model, MODELS) not in chosen.models:
+        raise InputError(
+            "--model",
+            model,
+            f"kernel {kernel} computes that of {', '.join(chosen.models)} only",
+            f"give --model {chosen.models[0]}",
+        )
     request = KernelRequest(
         chip(config),
-        choice("--model", model, MODELS),
+        model,
         settings(chosen, set_ or []),
         choice("--stall", stall, tuple(STALLS)),
         seed,

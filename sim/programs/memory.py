@@ -183,7 +183,7 @@ class TileMemory:
                 "KV SRAM",
                 f"{self._kv + rows} rows (up to {name})",
                 f"the tile has {self.config.stream_base} rows of {self.config.cols} lines",
-                "take smaller sizes, weights=hbm or a larger --config",
+                "take smaller sizes or a larger --config (gemm: or weights=hbm)",
             )
         first, self._kv = self._kv, self._kv + rows
         return first
