@@ -9,12 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from golden import fp32
 from golden.bounds import attention_bound, layer_bound, moe_bound
 from golden.bounds.affine import Noise
-from golden.bounds.layer import TokenCache, attend
+from golden.bounds.layer import TokenCache
+from golden.bounds.layer import attend as attend_form
 from golden.bounds.roundings import stored
 from golden.formats import Format, bf16_to_float32, to_bf16_codes
-from golden.kernels.attention import attention, chunks, window_slots
+from golden.kernels.attention import (
+    Chunk,
+    attend,
+    attention,
+    chunks,
+    exponent_factor,
+    sink_starts,
+    window_slots,
+)
 from golden.kernels.layer import LayerCache, LayerShape, LayerWeights, layer, rope_rows
 from golden.kernels.moe import Expert, Matrix, moe
 from golden.kernels.trace import Machine, Trace
@@ -164,6 +174,59 @@ def test_attention_with_sinks(sink: float) -> None:
         found = check_attention(TINY, case, np.ones(24, bool), chunk)
     if sink == 60.0:
         assert np.abs(found[0]).max() < 1e-20 < np.abs(found[1]).max()
+
+
+@pytest.mark.parametrize("starts", [None, -np.inf, 0.5])
+def test_rows_that_see_nothing(starts: float | None) -> None:
+    """A chunk that is masked changes nothing; a row without any slot gives +0, never NaN."""
+    rng = rng_of(8)
+    case = random_attention(rng, 2, 1, 16, 24)
+    factor = exponent_factor(case["scale"])
+    given = None if starts is None else sink_starts(np.full(2, starts), case["scale"])
+
+    def run(*parts: Chunk) -> np.ndarray:
+        queries = to_bf16_codes(case["queries"])
+        kv = case["keys"][:, 0], case["values"][:, 0]
+        return attend(SMALL, Trace(), "g", queries, *kv, given, factor, list(parts))
+
+    seen, other, masked = Chunk(0, 8, None), Chunk(8, 24, (2, 5)), Chunk(8, 24, (0, 0))
+    np.testing.assert_array_equal(fp32.bits(run()), 0)
+    assert np.abs(run(seen)).min() > 0
+    np.testing.assert_array_equal(run(seen, masked), run(seen))
+    np.testing.assert_array_equal(run(seen, masked, other), run(seen, other))
+    if given is None:
+        with pytest.raises(ValueError, match="parts must begin"):
+            run(masked, seen)
+    else:
+        np.testing.assert_array_equal(fp32.bits(run(masked)), 0)
+        np.testing.assert_array_equal(fp32.bits(run(masked, masked)), 0)
+        np.testing.assert_array_equal(run(masked, seen), run(seen))
+
+
+def test_no_sinks_and_sinks_of_minus_infinity_are_the_same() -> None:
+    rng = rng_of(9)
+    case = random_attention(rng, 2, 1, 16, 40)
+    starts = sink_starts(np.full(2, -np.inf), case["scale"])
+    found, names = [], []
+    for given in (None, starts):
+        trace = Trace()
+        queries, kv = to_bf16_codes(case["queries"]), (case["keys"][:, 0], case["values"][:, 0])
+        parts = chunks(40, np.ones(40, bool), 16)
+        factor = exponent_factor(case["scale"])
+        found.append(attend(TINY, trace, "g", queries, *kv, given, factor, parts))
+        names.append({name.removeprefix("g.") for name in trace.buffers})
+    np.testing.assert_array_equal(*found)
+    assert names[1] - names[0] == {"c0.max", "c0.shrink", "c0.sum"} and not names[0] - names[1]
+    assert {"c1.output", "c2.scaled", "inverse"} <= names[0]
+
+
+def test_impossible_softmaxes_are_refused() -> None:
+    for sink in (np.inf, np.nan):
+        with pytest.raises(ValueError, match="sinks must be"):
+            sink_starts(np.float32([0, sink]), 0.5)
+    for scale in (0.0, -1.0, np.inf):
+        with pytest.raises(ValueError, match="scale must be"):
+            exponent_factor(scale)
 
 
 def test_attention_of_one_sharp_key() -> None:
@@ -474,7 +537,7 @@ def test_attention_inside_the_layer() -> None:
         trace, noise = Trace(), Noise()
         layer(SMALL, trace, shape, weights, held, x, c, s)
         cosine, sine = (row.astype(np.float64) for row in rope_rows(c, s))
-        form = attend(shape, weights, known, x.astype(np.float64), cosine, sine, noise)
+        form = attend_form(shape, weights, known, x.astype(np.float64), cosine, sine, noise)
         form = stored(form, noise)
         within(trace.buffers["attended"].values.reshape(-1), form.value, form.bound, 0.15)
         for name, part in (("key", known[-1].key), ("value", known[-1].value)):

@@ -42,9 +42,8 @@ def attention_bound(
     reference, bound = [], []
     for head in range(heads):
         cache, noise = caches[head // (heads // kv_heads)], Noise()
-        # Two roundings: of the scale and of the product.
-        query = stored(Affine.exact(queries[head]).times(scale).rounded(2), noise)
-        scores = scores_of(query, cache, noise)
+        query = stored(Affine.exact(queries[head]), noise)
+        scores = scores_of(query, cache, noise).times(scale)
         out = mixed(scores, float(sinks[head]), cache, len(keys), noise)
         if out_format is not Format.FP32:
             out = out.widened(store_error(out, out_format))

@@ -123,7 +123,7 @@ def attend(
     key = stored(rotated[heads:], noise)
     value = stored(qkv[heads + kv_heads :], noise)
     cache.append(TokenCache(key, value))
-    queries = stored(rotated[:heads].times(dim**-0.5).rounded(2), noise)
+    queries = stored(rotated[:heads], noise)
 
     slots = len(window_slots(len(cache), shape.ring, shape.window))
     seen = cache[-slots if shape.window is None else -min(shape.window, len(cache)) :]
@@ -131,6 +131,6 @@ def attend(
     for g in range(kv_heads):
         tokens = CachedTokens([one.key[g] for one in seen], [one.value[g] for one in seen], noise)
         for head in range(g * group, (g + 1) * group):
-            scores = scores_of(queries[head], tokens, noise)
+            scores = scores_of(queries[head], tokens, noise).times(dim**-0.5)
             outputs.append(mixed(scores, float(weights.sinks[head]), tokens, slots, noise))
     return stack(outputs)

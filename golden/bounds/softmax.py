@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of softmax: of expert shares, and of attention over cached keys and values.
 
-A sink is one more score without error, whose value is 0. With reference probabilities w_t and
-scores that are off by d_t the kernel computes w_t e^d_t, all times one unknown factor that the
-division takes out: the running maximum, whatever it is. The analysis chooses that factor such that
-the d_t have mean 0 under w (their symbols, that is). Then
+A sink is one more score, rounded once to the unit of the array's scores, whose value is 0. With
+reference probabilities w_t and scores that are off by d_t the kernel computes w_t e^d_t, all times
+one unknown factor that the division takes out: the running maximum, whatever it is. The analysis
+chooses that factor such that the d_t have mean 0 under w (their symbols, that is). Then
 
     e^d is 1 + d and a remainder of at most e^|d| - 1 - |d|,
     the sum D of the w_t e^d_t is 1 and remainders only,
@@ -13,9 +13,10 @@ the d_t have mean 0 under w (their symbols, that is). Then
 
 so that what all scores share cancels, and so do errors of scores whose values are near the output.
 
-FP32's part: exp2 is 1 ulp; its argument's roundings (subtraction, product, the constant log2(e))
-are 3 units of the distance to the maximum, and over chunks these distances add up to that to the
-final one. Terms that underflow are off by less than 2^-120 of the largest term, which is 1.
+FP32's part: exp2 is 1 ulp; its argument's roundings (subtraction, product, the constant: log2(e),
+in attention times the scale) are 3 units of the distance to the maximum, and over chunks these
+distances add up to that to the final one. Terms that underflow are off by less than 2^-120 of the
+largest term, which is 1.
 """
 
 from collections.abc import Sequence
@@ -133,13 +134,15 @@ def scores_of(query: Affine, cache: CachedTokens, noise: Noise) -> Affine:
 
 
 def with_sink(scores: Affine, sink: float) -> Affine:
-    """Scores [T] and the sink logit as the last one [T + 1]; unchanged for -inf."""
+    """Scores [T] and the sink logit, which is stored rounded, as the last one [T + 1]; unchanged
+    for -inf.
+    """
     if np.isneginf(sink):
         return scores
     return Affine(
         np.append(scores.value, sink),
         np.pad(scores.terms, ((0, 0), (0, 1))),
-        np.append(scores.rest, 0.0),
+        np.append(scores.rest, float(growth(1)) * abs(sink)),
     )
 
 

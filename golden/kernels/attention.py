@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bit-exact model of the attention kernel: one decode step of grouped-query attention with sinks.
 
-Softmax is the streaming kind over chunks of ring slots: maximum m and sum l start as (sink, 1), the
-output as the first chunk's product.
+Softmax is the streaming kind over chunks of ring slots. Scores stay as the array gives them: the
+scale of the softmax is part of the exponents' factor. Maximum m and sum l start as (sink / scale,
+1) or, without sinks, as the first chunk's; the output starts as the first chunk's product.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from golden import fp32
 from golden.formats import Format
 from golden.fp32 import Float32
 from golden.kernels.trace import Machine, Trace
@@ -18,6 +18,27 @@ from golden.matmul import matmul
 from golden.vector import exponentials, row_max, scale_rows, vector
 
 LOG2E = float(np.float32(1.4426950408889634))
+LOWEST = np.finfo(np.float32).min  #: the maximum's start in place of a sink of minus infinity
+
+
+def exponent_factor(scale: float) -> float:
+    """c = FP32(scale log2 e): exp2((score - m) c) is e^(scale (score - m))."""
+    if not 0 < scale < np.inf:
+        raise ValueError(f"scale must be positive and finite, not {scale!r}")
+    return float(np.float32(scale / np.log(2.0)))
+
+
+def sink_starts(sinks: Float32, scale: float) -> Float32:
+    """[heads]: sink logits in units of scores, FP32(sink / scale): what lies in tile SRAM.
+
+    A sink of minus infinity becomes the least finite number, so that no difference of two maxima is
+    NaN: then a row that sees nothing has m = LOWEST, l = 1 and an output of zeros.
+    """
+    logits = np.asarray(sinks, np.float64)
+    if not np.all(logits < np.inf):
+        raise ValueError(f"sinks must be finite or minus infinity, not {sinks!r}")
+    with np.errstate(over="ignore"):
+        return np.clip(logits / scale, LOWEST, -LOWEST).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -74,19 +95,27 @@ def attend(
     queries: NDArray[np.uint16],
     keys: NDArray[np.uint16],
     values: NDArray[np.uint16],
-    sinks: Float32,
+    starts: Float32 | None,
+    factor: float,
     parts: list[Chunk],
 ) -> Float32:
-    """Queries [heads, D] on one KV head: scaled BF16 queries, keys and values [slots, D] (BF16).
+    """Queries [heads, D] on one KV head: BF16 queries, keys [slots, D] and values [slots, Dv].
 
-    Returns the normalised output [heads, D] in FP32, before it is stored.
+    `starts` [heads] are `sink_starts`, or None for a softmax without sinks, in which every row must
+    see a slot of the first chunk; `factor` is `exponent_factor`. Returns the normalised output
+    [heads, Dv] in FP32, before it is stored; zeros without parts.
+
+    Buffers, for chunk i under `{name}.c{i}.`: scores, chunk_max, max, shrink, probs (BF16),
+    chunk_sum, sum, product, then output or, for the last of several chunks, scaled; at the end
+    `{name}.inverse`. Without sinks the first chunk has no max, shrink and sum: they are its own
+    chunk_max and chunk_sum.
     """
     lanes = machine.lanes
     bf16 = Format.BF16
     if not parts:
-        raise ValueError("parts must hold at least one chunk, not none")
-    largest, total = np.asarray(sinks, np.float32)[None, :], None
-    output = None
+        return np.zeros((len(queries), values.shape[1]), np.float32)
+    largest = None if starts is None else np.asarray(starts, np.float32)[None, :]
+    total, output = None, None
     for index, part in enumerate(parts):
         tag = f"{name}.c{index}"
         span = slice(part.start, part.stop)
@@ -99,34 +128,45 @@ def attend(
             else {"mask": True, "mask_lo": part.mask[0], "mask_hi": part.mask[1]}
         )
         top = trace.keep(f"{tag}.chunk_max", row_max(scores, lanes=lanes, **masks)).values
-        new = trace.keep(f"{tag}.max", vector(top, largest, lanes=lanes, op1="max")[0]).values
-        shrink = trace.keep(
-            f"{tag}.shrink",
-            vector(
-                largest,
-                new,
-                np.float32(LOG2E),
-                lanes=lanes,
-                op1="sub",
-                s1="b",
-                mul=True,
-                s2="d",
-                function="exp2",
-            )[0],
-        ).values
-        probs, sums = exponentials(scores, new[0], LOG2E, lanes=lanes, **masks)
+        new, shrink = top, None
+        if largest is not None:
+            new = trace.keep(f"{tag}.max", vector(top, largest, lanes=lanes, op1="max")[0]).values
+            shrink = trace.keep(
+                f"{tag}.shrink",
+                vector(
+                    largest,
+                    new,
+                    np.float32(factor),
+                    lanes=lanes,
+                    op1="sub",
+                    s1="b",
+                    mul=True,
+                    s2="d",
+                    function="exp2",
+                )[0],
+            ).values
+        elif np.any(np.isneginf(top)):
+            raise ValueError("parts must begin with a chunk of which every row sees a slot")
+        probs, sums = exponentials(scores, new[0], factor, lanes=lanes, **masks)
         stored = trace.keep(f"{tag}.probs", probs, bf16)
         chunk_sum = trace.keep(f"{tag}.chunk_sum", sums).values
-        before = np.ones_like(new) if total is None else total
-        total = trace.keep(
-            f"{tag}.sum",
-            vector(shrink, before, chunk_sum, lanes=lanes, mul=True, s2="b", add=True, s3="d")[0],
-        ).values
+        if shrink is None:
+            total = chunk_sum
+        else:
+            before = np.ones_like(new) if total is None else total
+            total = trace.keep(
+                f"{tag}.sum",
+                vector(shrink, before, chunk_sum, lanes=lanes, mul=True, s2="b", add=True, s3="d")[
+                    0
+                ],
+            ).values
         product = trace.keep(
             f"{tag}.product",
             matmul(stored.codes, None, bf16, values[span].T.copy(), None, bf16, machine.rows),
         ).values
-        if output is None:
+        if index == len(parts) - 1:
+            break
+        if shrink is None or output is None:
             output = product
         else:
             output = trace.keep(
@@ -143,11 +183,16 @@ def attend(
                 )[0],
             ).values
         largest = new
-    assert total is not None and output is not None  # `parts` is not empty
+    assert total is not None  # `parts` is not empty
     inverse = trace.keep(
         f"{name}.inverse", vector(total, lanes=lanes, function="reciprocal")[0]
     ).values
-    return scale_rows(output, inverse[0], lanes=lanes)
+    if output is None or shrink is None:
+        return scale_rows(product, inverse[0], lanes=lanes)
+    scaled = trace.keep(f"{tag}.scaled", scale_rows(output, shrink[0], lanes=lanes)).values
+    return vector(
+        product, inverse[0][:, None], scaled, lanes=lanes, op1="add", s1="d", mul=True, s2="b"
+    )[0]
 
 
 def attention(
@@ -161,23 +206,26 @@ def attention(
     parts: list[Chunk],
     out_format: Format = Format.BF16,
 ) -> Float32:
-    """Rotated queries [heads, D] (FP32) on BF16 keys and values [slots, kv_heads, D]; [heads, D].
+    """Rotated queries [heads, D] on BF16 keys and values [slots, kv_heads, D]; [heads, D].
 
-    `keys` and `values` hold the new token already. Query head h reads KV head h // (heads /
-    kv_heads).
+    The queries are rounded to BF16 (buffer `queries`); `sinks` [heads] are logits, which `scale`
+    does not concern. `keys` and `values` hold the new token already. Query head h reads KV head
+    h // (heads / kv_heads).
     """
     heads, kv_heads = len(queries), keys.shape[1]
     group = heads // kv_heads
-    scaled = trace.keep("queries", fp32.mul(queries, np.float32(scale)), Format.BF16).codes
+    rounded = trace.keep("queries", queries, Format.BF16).codes
+    starts, factor = sink_starts(sinks, scale), exponent_factor(scale)
     outputs = [
         attend(
             machine,
             trace,
             f"g{g}",
-            scaled[g * group : (g + 1) * group],
+            rounded[g * group : (g + 1) * group],
             keys[:, g],
             values[:, g],
-            sinks[g * group : (g + 1) * group],
+            starts[g * group : (g + 1) * group],
+            factor,
             parts,
         )
         for g in range(kv_heads)

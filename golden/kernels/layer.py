@@ -8,7 +8,13 @@ from numpy.typing import NDArray
 
 from golden.formats import Format
 from golden.fp32 import Float32
-from golden.kernels.attention import attend, chunks, window_slots
+from golden.kernels.attention import (
+    attend,
+    chunks,
+    exponent_factor,
+    sink_starts,
+    window_slots,
+)
 from golden.kernels.moe import Expert, Matrix, expert, gate
 from golden.kernels.trace import Machine, Stored, Trace
 from golden.vector import row_sum, scale_rows, vector
@@ -116,15 +122,11 @@ def layer(
             0
         ],
     ).values
-    rotated = trace.keep(
-        "rotated",
-        vector(rotated_part, cosine, turned, lanes=lanes, mul=True, s2="b", add=True, s3="d")[0],
-    ).values
-    queries = trace.keep(
-        "queries",
-        vector(rotated[:heads], np.float32(dim**-0.5), lanes=lanes, mul=True, s2="b")[0],
-        Format.BF16,
-    )
+    rotated = vector(rotated_part, cosine, turned, lanes=lanes, mul=True, s2="b", add=True, s3="d")[
+        0
+    ]
+    # One command stores both in BF16.
+    queries = trace.keep("queries", rotated[:heads], Format.BF16)
     key = trace.keep("key", rotated[heads:], Format.BF16)
     value = trace.keep("value", qkv[heads + kv_heads :], Format.BF16)
     slot = cache.length % shape.ring
@@ -134,6 +136,8 @@ def layer(
     valid = window_slots(cache.length, shape.ring, shape.window)
     parts = chunks(len(valid), valid, shape.chunk)
     group = heads // kv_heads
+    scale = dim**-0.5
+    starts, factor = sink_starts(weights.sinks, scale), exponent_factor(scale)
     outputs = [
         attend(
             machine,
@@ -142,7 +146,8 @@ def layer(
             queries.codes[g * group : (g + 1) * group],
             cache.keys[:, g],
             cache.values[:, g],
-            weights.sinks[g * group : (g + 1) * group],
+            starts[g * group : (g + 1) * group],
+            factor,
             parts,
         )
         for g in range(kv_heads)

@@ -7,7 +7,13 @@ from numpy.typing import NDArray
 from golden import fp32
 from golden.bounds import attention_bound
 from golden.formats import Format, to_bf16_codes
-from golden.kernels.attention import attention, chunks, window_slots
+from golden.kernels.attention import (
+    attention,
+    chunks,
+    exponent_factor,
+    sink_starts,
+    window_slots,
+)
 from golden.kernels.trace import Machine, Stored, Trace
 from golden.kv_layout import LINE_ELEMENTS, pack_keys, pack_values
 from sim.errors import InputError
@@ -100,7 +106,7 @@ def run(request: KernelRequest) -> KernelResult:
     values = to_bf16_codes(rng.standard_normal((slots, kv_heads, dim)).astype(np.float32))
     slot = (context - 1) % ring
     parts = chunks(slots, valid, CHUNK)
-    scale = float(np.float32(dim**-0.5))
+    scale = dim**-0.5
 
     trace = Trace()
     out = attention(machine, trace, queries, keys, values, sinks, scale, parts)
@@ -115,8 +121,9 @@ def run(request: KernelRequest) -> KernelResult:
         old_keys = np.where(before[:, None], keys[:, g], 0).astype(np.uint16)
         old_values = np.where(before[:, None], values[:, g], 0).astype(np.uint16)
         kv_images(memory, region, old_keys, old_values)
+    bf16 = Format.BF16
     rotated = memory.fill(
-        memory.buffer("rotated", heads, dim), Stored(fp32.bits(queries), Format.FP32)
+        memory.buffer("queries", heads, dim, bf16, weight=bf16), trace.buffers["queries"]
     )
     key = memory.fill(
         memory.buffer("key", kv_heads, dim, Format.BF16), Stored(keys[slot], Format.BF16)
@@ -126,10 +133,10 @@ def run(request: KernelRequest) -> KernelResult:
     )
     sink = memory.fill(
         memory.buffer("sinks", kv_heads, heads // kv_heads),
-        Stored(fp32.bits(sinks).reshape(kv_heads, -1), Format.FP32),
+        Stored(fp32.bits(sink_starts(sinks, scale)).reshape(kv_heads, -1), Format.FP32),
     )
     attended = memory.buffer("attended", heads, dim, Format.BF16)
-    program(p, rotated, key, value, sink, regions, slot, scale, parts, attended)
+    program(p, rotated, key, value, sink, regions, slot, exponent_factor(scale), parts, attended)
     checks = [Check(memory.buffers[name], kept) for name, kept in trace.buffers.items()]
     held = [
         check

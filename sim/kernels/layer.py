@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from golden import fp32
 from golden.bounds import layer_bound
 from golden.formats import Format
-from golden.kernels.attention import chunks, window_slots
+from golden.kernels.attention import chunks, sink_starts, window_slots
 from golden.kernels.layer import LayerCache, LayerShape, LayerWeights, layer, rope_rows
 from golden.kernels.moe import Expert, Matrix
 from golden.kernels.trace import Machine, Stored, Trace
@@ -127,7 +127,7 @@ def place_layer(p: TileProgram, shape: LayerShape, weights: LayerWeights) -> Lay
         vector(memory, "attention_norm", weights.attention_norm),
         qkv,
         qkv_bias,
-        vector(memory, "sinks", weights.sinks, shape.kv_heads),
+        vector(memory, "sinks", sink_starts(weights.sinks, shape.head_dim**-0.5), shape.kv_heads),
         output,
         output_bias,
         vector(memory, "moe_norm", weights.moe_norm),

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from golden.formats import Format
-from golden.kernels.attention import LOG2E, Chunk
+from golden.kernels.attention import Chunk
 from golden.kv_layout import key_rows, value_rows
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, Weights
@@ -46,16 +46,24 @@ def attend(
     p: TileProgram,
     name: str,
     queries: Buffer,
-    sinks: Buffer,
+    starts: Buffer | None,
     region: KvRegion,
+    factor: float,
     parts: list[Chunk],
     out: Buffer,
 ) -> None:
-    """Queries [heads, D] (scaled, BF16) on one KV head's slots; normalised output to `out`."""
+    """Queries [heads, D] (BF16) on one KV head's slots; normalised output to `out`.
+
+    `starts` holds the heads' `sink_starts` (None: a softmax without sinks), `factor` is the
+    `exponent_factor`.
+    """
     memory, bf16 = p.memory, Format.BF16
     heads, dim, cols = queries.rows, region.head_dim, p.config.cols
     dim_tiles = -(-dim // cols)
-    largest, total, output = sinks, None, None
+    if not parts:
+        p.vector(queries, out, mask=(0, 0))  # nothing counts: zeros
+        return
+    largest, total, output = starts, None, None
     for index, part in enumerate(parts):
         tag, size = f"{name}.c{index}", part.stop - part.start
         scores = memory.buffer(f"{tag}.scores", heads, size)
@@ -65,10 +73,12 @@ def attend(
         p.matmul(queries, keys, scores)
         top = memory.scalars(f"{tag}.chunk_max", heads)
         p.vector(scores, reduce="max", into=top, mask=part.mask)
-        new = memory.scalars(f"{tag}.max", heads)
-        p.vector(top, new, b=largest, op1="max")
-        shrink = memory.scalars(f"{tag}.shrink", heads)
-        p.vector(largest, shrink, b=new, d=LOG2E, op1="sub", mul=True, s2="d", function="exp2")
+        new, shrink = top, None
+        if largest is not None:
+            new = memory.scalars(f"{tag}.max", heads)
+            p.vector(top, new, b=largest, op1="max")
+            shrink = memory.scalars(f"{tag}.shrink", heads)
+            p.vector(largest, shrink, b=new, d=factor, op1="sub", mul=True, s2="d", function="exp2")
         probs = memory.buffer(f"{tag}.probs", heads, size, bf16, weight=bf16)
         chunk_sum = memory.scalars(f"{tag}.chunk_sum", heads)
         p.vector(
@@ -76,7 +86,7 @@ def attend(
             probs,
             b=new,
             b_row=True,
-            d=LOG2E,
+            d=factor,
             op1="sub",
             mul=True,
             s2="d",
@@ -85,16 +95,20 @@ def attend(
             into=chunk_sum,
             mask=part.mask,
         )
-        after = memory.scalars(f"{tag}.sum", heads)
-        p.vector(
-            shrink,
-            after,
-            b=1.0 if total is None else total,
-            d=chunk_sum,
-            mul=True,
-            add=True,
-            s3="d",
-        )
+        if shrink is None:
+            total = chunk_sum
+        else:
+            after = memory.scalars(f"{tag}.sum", heads)
+            p.vector(
+                shrink,
+                after,
+                b=1.0 if total is None else total,
+                d=chunk_sum,
+                mul=True,
+                add=True,
+                s3="d",
+            )
+            total = after
         product = memory.buffer(f"{tag}.product", heads, dim)
         p.command(
             "matmul",
@@ -111,17 +125,24 @@ def attend(
             act_format=bf16,
             weight_format=bf16,
         )
-        if output is None:
+        if index == len(parts) - 1:
+            break
+        if output is None or shrink is None:
             output = product
         else:
             grown = memory.buffer(f"{tag}.output", heads, dim)
             p.vector(output, grown, b=shrink, b_row=True, d=product, mul=True, add=True, s3="d")
             output = grown
-        largest, total = new, after
-    assert output is not None and total is not None
+        largest = new
+    assert total is not None  # `parts` is not empty
     inverse = memory.scalars(f"{name}.inverse", heads)
     p.vector(total, inverse, function="reciprocal")
-    p.vector(output, out, b=inverse, b_row=True, mul=True)
+    if output is None or shrink is None:
+        p.vector(product, out, b=inverse, b_row=True, mul=True)
+        return
+    scaled = memory.buffer(f"{tag}.scaled", heads, dim)
+    p.vector(output, scaled, b=shrink, b_row=True, mul=True)
+    p.vector(product, out, b=inverse, b_row=True, d=scaled, op1="add", s1="d", mul=True)
 
 
 def attention(
@@ -129,35 +150,34 @@ def attention(
     queries: Buffer,
     key: Buffer,
     value: Buffer,
-    sinks: Buffer,
+    starts: Buffer,
     regions: list[KvRegion],
     slot: int,
-    scale: float,
+    factor: float,
     parts: list[Chunk],
     out: Buffer,
 ) -> None:
-    """Appends the new token, then attends: rotated queries [heads, D] in FP32, `key` and `value`
-    [kv_heads, D] in BF16, to `out` [heads, D].
+    """Appends the new token, then attends: rotated queries [heads, D], `key` and `value`
+    [kv_heads, D], all in BF16, to `out` [heads, D].
     """
-    heads, dim = queries.rows, queries.cols
-    group = heads // len(regions)
-    scaled = p.memory.buffer("queries", heads, dim, Format.BF16, weight=Format.BF16)
     for g, region in enumerate(regions):
         append(p, key.row(g), value.row(g), slot, region)
-    p.vector(queries, scaled, b=float(scale), mul=True)
-    attend_groups(p, scaled, sinks, regions, group, parts, out)
+    attend_groups(p, queries, starts, regions, factor, parts, out)
 
 
 def attend_groups(
     p: TileProgram,
     queries: Buffer,
-    sinks: Buffer,
+    starts: Buffer,
     regions: list[KvRegion],
-    group: int,
+    factor: float,
     parts: list[Chunk],
     out: Buffer,
 ) -> None:
-    """`attend` for every KV head with its `group` query heads; `sinks` has one row per KV head."""
+    """`attend` for every KV head with its share of the query heads; `starts` has one row per KV
+    head.
+    """
+    group = queries.rows // len(regions)
 
     def rows(buffer: Buffer, g: int) -> Buffer:
         return Buffer(
@@ -165,4 +185,4 @@ def attend_groups(
         )
 
     for g, region in enumerate(regions):
-        attend(p, f"g{g}", rows(queries, g), sinks.row(g), region, parts, rows(out, g))
+        attend(p, f"g{g}", rows(queries, g), starts.row(g), region, factor, parts, rows(out, g))

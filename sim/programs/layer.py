@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 from golden.formats import Format
-from golden.kernels.attention import Chunk
+from golden.kernels.attention import Chunk, exponent_factor
 from golden.kernels.layer import LayerShape
 from sim.programs.attention import KvRegion, append, attend_groups
 from sim.programs.builder import TileProgram
@@ -16,7 +16,9 @@ from sim.programs.moe import ExpertImage, expert, gate
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """Where a layer's weights lie: norm weights, biases, sinks [kv_heads, group] in tile SRAM."""
+    """Where a layer's weights lie: norm weights, biases, `sink_starts` [kv_heads, group] in
+    tile SRAM.
+    """
 
     attention_norm: Buffer
     qkv: Weights
@@ -68,21 +70,18 @@ def layer(
 
     both = heads_of(qkv, 0, heads + kv_heads)
     turned = memory.buffer("turned", heads + kv_heads, dim)
-    rotated = memory.buffer("rotated", heads + kv_heads, dim)
+    rotated = memory.buffer("rotated", heads + kv_heads, dim, bf16, weight=bf16)
     p.vector(both, turned, b=sine, mul=True, permute=(dim // 2).bit_length())
     p.vector(both, rotated, b=cosine, d=turned, mul=True, add=True, s3="d")
-    queries = memory.buffer("queries", heads, dim, bf16, weight=bf16)
-    key, value = (
-        memory.buffer("key", kv_heads, dim, bf16),
-        memory.buffer("value", kv_heads, dim, bf16),
-    )
-    p.vector(heads_of(rotated, 0, heads), queries, b=float(dim**-0.5), mul=True)
-    p.vector(heads_of(rotated, heads, kv_heads), key)
+    queries = memory.part("queries", rotated, 0, heads)
+    key = memory.part("key", rotated, heads, kv_heads)
+    value = memory.buffer("value", kv_heads, dim, bf16)
     p.vector(heads_of(qkv, heads + kv_heads, kv_heads), value)
     for g, region in enumerate(place.regions):
         append(p, key.row(g), value.row(g), slot, region)
     attended = memory.packed("attended", heads, dim, bf16, weight=bf16)
-    attend_groups(p, queries, place.sinks, place.regions, heads // kv_heads, parts, attended)
+    factor = exponent_factor(dim**-0.5)
+    attend_groups(p, queries, place.sinks, place.regions, factor, parts, attended)
     projected = memory.buffer("projected", 1, shape.hidden)
     p.matmul(
         Buffer(attended.name, attended.address, 1, heads * dim, bf16, 0),

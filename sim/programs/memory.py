@@ -141,6 +141,12 @@ class TileMemory:
         self.buffers[name] = made
         return made
 
+    def part(self, name: str, buffer: Buffer, first: int, rows: int) -> Buffer:
+        """`rows` rows of a buffer from row `first` on, by a name of their own."""
+        made = Buffer(name, buffer.at(first), rows, buffer.cols, buffer.fmt, buffer.stride)
+        self.buffers[name] = made
+        return made
+
     def scalars(self, name: str, count: int) -> Buffer:
         """A vector of FP32 scalars, one per row of something else."""
         return self.buffer(name, 1, count)
