@@ -292,6 +292,11 @@ class Program:
                 return
         raise ValueError(f"command at beat {at} must post at most 2 semaphores, not 3")
 
+    def posts_free(self, at: int) -> bool:
+        """Whether the engine command placed at beat `at` can post one more semaphore."""
+        word = self._beats[at][1]
+        return not all(word >> isa.SYNC_FIELDS[f"post{i}_en"][0] & 1 for i in range(2))
+
     def scalar(self, opcode: isa.Scalar, **fields: int) -> int:
         """A scalar instruction by its fields."""
         unknown = set(fields) - set(isa.SCALAR_USES[opcode])

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tile program under construction: commands in terms of buffers, kept in order by semaphores.
 
-Commands of one *thread* run one after the other (each waits for the last); weight streams run ahead
-of the commands that take them, held only by room in their ring.
+Engines run decoupled: a command waits only for those before it on other engines that touch what it
+reads or writes (`sim.programs.order`); weight streams run ahead of the commands that take them,
+held only by room in their ring. So the order of commands is the schedule: an engine gets its
+commands in the order of the program.
 """
 
 from typing import Any
@@ -10,8 +12,10 @@ from typing import Any
 from golden.formats import Format
 from hw.config import LINE_BYTES
 from hw.isa import COMMANDS, Function, Init, Kind, Op1, Reduce, Select
-from sim.assembler import Indirect, Program, Reg, Semaphore
+from sim.assembler import Indirect, Program, Reg
+from sim.programs.access import SRAM, Access, access
 from sim.programs.memory import Buffer, TileMemory, Weights
+from sim.programs.order import Order
 from sim.programs.work import Work
 
 Address = int | Reg | Indirect
@@ -36,18 +40,51 @@ class TileProgram:
         self.config = memory.config
         self.program = Program()
         self.work = Work()
-        self._last: int | None = None  # beat of the command that the next one waits for
+        self.order = Order()
+        self._beats: dict[str, list[int]] = {}  # beat of each command, by engine
 
     def command(self, name: str, **operands: Any) -> None:
-        """A command that waits for the one before it."""
+        """A command that waits for what it depends on."""
         self._account(name, operands)
-        wait: tuple[Semaphore, ...] = ()
-        if self._last is not None:
-            # Only this engine waits for its semaphore, so no other can take what is meant for it.
-            turn = self.program.semaphore(f"turn.{ENGINES[name]}")
-            self.program.post_after(self._last, turn)
-            wait = (turn,)
-        self._last = getattr(self.program, name)(wait=wait, **operands)
+        engine = ENGINES[name]
+        touched = access(self.config, name, operands)
+        waits: list[tuple[str, int]] = []
+        while True:
+            needed = self.order.needs(engine, touched)
+            if len(needed) <= 2:
+                break
+            self._sequencer_waits(*needed[-1])
+        waits = [self._poster(engine, other, index) for other, index in needed]
+        semaphores = tuple(self._channel(other, engine) for other, _ in waits)
+        for (other, index), semaphore in zip(waits, semaphores, strict=True):
+            self.program.post_after(self._beats[other][index], semaphore)
+        self.order.add(engine, touched, waits)
+        beat = getattr(self.program, name)(wait=semaphores, **operands)
+        self._beats.setdefault(engine, []).append(beat)
+
+    def _channel(self, producer: str, consumer: str) -> int:
+        """Semaphore that `producer` posts and only `consumer` waits for, in the same order."""
+        return self.program.semaphore(f"{producer}.{consumer}").index
+
+    def _poster(self, consumer: str, engine: str, index: int) -> tuple[str, int]:
+        """A command that can still post and whose completion stands for command `index`: one of
+        the engine itself if possible.
+        """
+        others = [other for other in self.order.history if other not in (engine, consumer)]
+        for other in (engine, *others):
+            for i, issued in enumerate(self.order.history[other]):
+                stands = issued.clock.get(engine, -1) >= index
+                if stands and self.program.posts_free(self._beats[other][i]):
+                    return other, i
+        raise RuntimeError(f"no command can post the completion of {engine} command {index}")
+
+    def _sequencer_waits(self, engine: str, index: int) -> None:
+        """Makes the sequencer wait for a command before it issues the next."""
+        other, at = self._poster("sequencer", engine, index)
+        semaphore = self._channel(other, "sequencer")
+        self.program.post_after(self._beats[other][at], semaphore)
+        self.program.wait(semaphore)
+        self.order.learn(other, at)
 
     def _account(self, name: str, operands: dict[str, Any]) -> None:
         """Adds the command to the program's work."""
@@ -65,13 +102,18 @@ class TileProgram:
         elif name == "dma":
             self.work.bytes(self.config, LINE_BYTES * operands["lines"] * operands["rows"])
 
+    def load(self, register: Reg, address: int) -> None:
+        """Loads a register from tile SRAM once the word at `address` is there."""
+        touched = Access([(SRAM, address, address + 4)])
+        while needed := self.order.needs("sequencer", touched):
+            self._sequencer_waits(*needed[0])
+        self.program.load(register, imm=address)
+
     def join(self) -> None:
-        """Makes the sequencer wait until the last command is complete."""
-        if self._last is not None:
-            turn = self.program.semaphore("turn.sequencer")
-            self.program.post_after(self._last, turn)
-            self.program.wait(turn)
-            self._last = None
+        """Makes the sequencer wait until every command but weight streams is complete."""
+        for engine, commands in self.order.history.items():
+            if engine != "stream" and self.order.sequencer.get(engine, -1) < len(commands) - 1:
+                self._sequencer_waits(engine, len(commands) - 1)
 
     def finish(self) -> Program:
         self.program.halt()

@@ -123,8 +123,7 @@ def expert(
     memory, size = p.memory, image.intermediate
     half = image.gate_up.n // 2
     number, where = p.program.reg("expert"), p.program.reg("expert_address")
-    p.join()
-    p.program.load(number, imm=ids.at(0, place))
+    p.load(number, ids.at(0, place))
     p.program.mul(where, number, imm=image.size)
     p.program.add(where, where, imm=image.base)
     bias1, bias2 = (
