@@ -26,29 +26,34 @@ def edges(size: int) -> list[int]:
     return sorted({1, size - 1, size, size + 1, 2 * size + 1})
 
 
-def sweep(first_pair: int) -> list[tuple[int, int, int, Format, Format]]:
-    """Every M, N and K around the edges; pairs of formats go round from `first_pair` on."""
+Shape = tuple[int, int, int, Format, Format, bool]
+
+
+def sweep(first_pair: int) -> list[Shape]:
+    """Every M, N and K around the edges, weights in KV SRAM or HBM; pairs of formats go round from
+    `first_pair` on, once with each place of the weights.
+    """
     shapes = []
     indices = product(edges(TILE.rows), edges(TILE.cols), range(5))
     for i, (m, n, k) in enumerate(indices, first_pair):
         act, weight = PAIRS[i * 10 % len(PAIRS)]  # 10 has no factor in common with 49
-        shapes.append((m, n, edges(TILE.rows * group_elements(weight))[k], act, weight))
+        stream = bool(i // len(PAIRS) & 1)
+        shapes.append((m, n, edges(TILE.rows * group_elements(weight))[k], act, weight, stream))
     return shapes
 
 
-def jobs(rng: np.random.Generator, shapes) -> list[Job]:
-    """In random order, so that every kind follows every other; some with bias, some from HBM."""
+def jobs(rng: np.random.Generator, shapes: list[Shape]) -> list[Job]:
+    """In random order, so that every kind follows every other; some with bias."""
     made = []
     for i in rng.permutation(len(shapes)):
-        m, n, k, act, weight = shapes[i]
+        m, n, k, act, weight, stream = shapes[i]
         bias = rng.standard_normal(n).astype(np.float32) if rng.random() < 0.3 else None
         out = (Format.BF16, Format.FP32)[rng.integers(2)]
-        a, w = operand(rng, m, k, act), operand(rng, n, k, weight)
-        made.append(Job(a, w, out, bias, stream=bool(rng.random() < 0.3)))
+        made.append(Job(operand(rng, m, k, act), operand(rng, n, k, weight), out, bias, stream))
     return made
 
 
-def check(shapes, stall: str, seed: int) -> None:
+def check(shapes: list[Shape], stall: str, seed: int) -> None:
     print("stall", stall, "seed", seed)
     made = jobs(np.random.default_rng(seed), shapes)
     result = run_jobs(made, stall=stall, seed=seed)
@@ -60,7 +65,7 @@ def check(shapes, stall: str, seed: int) -> None:
 def test_sizes_around_the_edges(stall):
     first = 100 * list(STALLS).index(stall)
     shapes = sweep(first)
-    assert {(act, weight) for *_, act, weight in shapes} == set(PAIRS)
+    assert {each[3:] for each in shapes} == {(*p, s) for p in PAIRS for s in (False, True)}
     check(shapes, stall, first)
 
 
@@ -78,7 +83,7 @@ def test_as_many_rows_as_accumulators(stall):
     """M around and beyond what the accumulators hold; beyond it the weights pass again."""
     kinds = [(5, 65, Format.MXFP4), (3, 33, Format.MXFP8_E4M3), (4, 32, Format.MXFP6_E2M3)]
     sizes = product(edges(TILE.acc_rows)[1:], kinds)
-    shapes = [(m, n, k, act, Format.MXFP4) for m, (n, k, act) in sizes]
+    shapes = [(m, n, k, act, Format.MXFP4, False) for m, (n, k, act) in sizes]
     check(shapes, stall, 5)
 
 
@@ -86,4 +91,4 @@ def test_as_many_rows_as_accumulators(stall):
 def test_one_row_with_a_new_weight_tile_as_often_as_it_loads(stall):
     """M = 1 over many weight tiles: each tile is used for one row only."""
     pairs = [(a, w) for a in (Format.MXFP4, Format.MXFP8_E5M2, Format.BF16) for w in FORMATS]
-    check([(1, 5 * TILE.cols - 1, 250, act, weight) for act, weight in pairs], stall, 6)
+    check([(1, 5 * TILE.cols - 1, 250, act, weight, False) for act, weight in pairs], stall, 6)

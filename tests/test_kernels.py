@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels on the simulated system: programs against bit-exact models, with and without stalls."""
 
-import numpy as np
 import pytest
 
-from golden.formats import parse_format
 from hw.config import preset
 from sim.errors import InputError
 from sim.kernels import KERNELS
-from sim.kernels.gemm import operand
 from sim.kernels.types import KernelRequest
-from tests.products import run_products
 
 # Runs without stalls are in the cycle suite too.
 LIGHT = pytest.param("light", marks=pytest.mark.slow)
@@ -28,59 +24,17 @@ def simulate(kernel, config, stall="none", seed=0, **settings):
     return result
 
 
-@pytest.mark.parametrize("stall", ["none", LIGHT, "heavy"])
+# Sizes and formats are swept by test_gemm_shapes.py.
 @pytest.mark.parametrize(
-    "shape",
+    "stall, shape",
     [
-        {"m": 1, "n": 1, "k": 1},
-        {"m": 3, "n": 4, "k": 64},
-        {"m": 4, "n": 5, "k": 65},
-        {"m": 9, "n": 9, "k": 129, "weights": "hbm"},
-        {"m": 2, "n": 7, "k": 40, "act": "bf16", "weight": "bf16", "weights": "hbm", "out": "fp32"},
-        {"m": 5, "n": 6, "k": 50, "act": "mxint8", "weight": "mxint8", "weights": "hbm"},
+        ("heavy", {"m": 9, "n": 9, "k": 129, "weights": "hbm"}),
+        ("none", {"m": 5, "n": 6, "k": 50, "act": "mxint8", "weight": "bf16", "out": "fp32"}),
     ],
-    ids=lambda s: "x".join(str(v) for v in s.values()),
+    ids=str,
 )
 def test_gemm(shape, stall):
     simulate("gemm", "tiny", stall, seed=1, **shape)
-
-
-FORMATS = ("mxfp4", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp8-e4m3", "mxfp8-e5m2", "mxint8", "bf16")
-
-
-@pytest.mark.parametrize("act", FORMATS)
-def test_gemm_formats(act):
-    """All weights with these activations, one after the other in one simulation."""
-    rng = np.random.default_rng(2)
-    fmt = parse_format(act)
-    pairs = [
-        (operand(rng, 2 + i % 3, 70, fmt), operand(rng, 6, 70, parse_format(weight)))
-        for i, weight in enumerate(FORMATS)
-    ]
-    result = run_products(pairs, stall="light")
-    assert result.compared > 0 and result.mismatched == 0, result.differences
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("act", FORMATS)
-def test_gemm_formats_from_hbm(act):
-    for i, weight in enumerate(FORMATS):
-        simulate(
-            "gemm",
-            "tiny",
-            seed=2,
-            act=act,
-            weight=weight,
-            m=2 + i % 3,
-            n=6,
-            k=70,
-            weights="hbm",
-        )
-
-
-@pytest.mark.parametrize("m", [255, 256, 257])
-def test_gemm_longer_than_the_accumulators(m):
-    simulate("gemm", "tiny", seed=3, m=m, n=5, k=33)
 
 
 @pytest.mark.parametrize("stall", [NONE, "heavy"])

@@ -6,12 +6,15 @@ Operands start in tile SRAM and KV SRAM (or stream from HBM), BF16 results are l
 
 from functools import cache
 
+import numpy as np
 import pytest
 
-from golden.formats import parse_format, products_per_slice
+from golden.formats import Format, parse_format, products_per_slice
 from hw.config import preset
 from sim.kernels import KERNELS
+from sim.kernels.gemm import operand
 from sim.kernels.types import KernelRequest, KernelResult
+from tests.products import run_products
 
 FP4, FP8, BF16 = "mxfp4", "mxfp8-e4m3", "bf16"
 CLASSES = ((FP4, FP4), (FP8, FP4), (FP8, FP8), (BF16, FP4), (BF16, FP8), (BF16, BF16))
@@ -85,8 +88,17 @@ def test_few_rows_without_waiting_for_the_accumulators(m):
 
 
 def test_weight_tiles_at_the_floor_of_a_tiny_array():
-    rows = preset("tiny").tile.rows
-    for extra in (0, 1):
-        once, twice = (gemm("tiny", rows + extra, n, 256, FP4, FP4) for n in (32, 64))
-        tiles = 32 // preset("tiny").tile.cols * 256 // (32 * rows)
-        assert twice.cycles - once.cycles == tiles * (rows + extra)
+    """Four runs in one simulation."""
+    tile = preset("tiny").tile
+    rng = np.random.default_rng(0)
+    pairs = [
+        (operand(rng, m, 256, Format.MXFP4), operand(rng, n, 256, Format.MXFP4))
+        for m in (tile.rows, tile.rows + 1)
+        for n in (32, 64)
+    ]
+    result = run_products(pairs)
+    assert result.compared > 0 and result.mismatched == 0, result.differences
+    tiles = 32 // tile.cols * 256 // (32 * tile.rows)
+    once, twice, once_more, twice_more = result.cycles
+    assert twice - once == tiles * tile.rows
+    assert twice_more - once_more == tiles * (tile.rows + 1)
