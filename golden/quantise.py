@@ -12,6 +12,7 @@ from golden.formats import (
     SCALE_ONE,
     SPECS,
     Format,
+    FormatSpec,
     decode,
     decode_scale,
     encode,
@@ -24,14 +25,42 @@ def blocks_of(length: int) -> int:
     return -(-length // BLOCK)
 
 
-def quantise(values: ArrayLike, fmt: Format) -> tuple[NDArray, NDArray[np.uint8] | None]:
+def scale_operand(spec: FormatSpec, scale: int) -> int:
+    """`scale` if a command may give it for a result of that format; else ValueError."""
+    if not spec.scaled:
+        raise ValueError(f"fixed_scale must be None for {spec.name}, not {scale!r}")
+    if not 0 <= scale < SCALE_NAN:
+        raise ValueError(f"fixed_scale must be an E8M0 code from 0 to 254, not {scale!r}")
+    return scale
+
+
+def quantise_fixed(values: ArrayLike, fmt: Format, scale: int) -> tuple[NDArray, NDArray[np.uint8]]:
+    """Codes [..., K] of FP32 values [..., K] / 2^(scale - 127), and `scale` [..., ceil(K / 32)].
+
+    Elements round to nearest even and saturate, infinity included; each stands for itself. NaN
+    gives the format's positive quiet NaN (E4M3 0x7F, E5M2 0x7E), in a format that has none the
+    largest positive code.
+    """
+    spec = SPECS[fmt]
+    exponent = scale_operand(spec, scale) - SCALE_ONE
+    value = np.asarray(values, np.float32).astype(np.float64)
+    stand_in = np.nan if spec.has_nan else np.inf
+    codes = encode(fmt, np.ldexp(np.where(np.isnan(value), stand_in, value), -exponent))
+    return codes, np.full((*value.shape[:-1], blocks_of(value.shape[-1])), scale, np.uint8)
+
+
+def quantise(
+    values: ArrayLike, fmt: Format, fixed_scale: int | None = None
+) -> tuple[NDArray, NDArray[np.uint8] | None]:
     """Codes [..., K] and E8M0 scales [..., ceil(K / 32)] of FP32 values [..., K].
 
     The shared exponent is floor(log2(max |x|)) less the element format's largest exponent,
     clamped to -127 .. 127; elements round to nearest even and saturate. A block of zeros gets
     scale code 0, a block that holds NaN or infinity 0xFF, both with all codes 0. BF16 has no
-    scales: the second result is None.
+    scales: the second result is None. With `fixed_scale`: see `quantise_fixed`.
     """
+    if fixed_scale is not None:
+        return quantise_fixed(values, fmt, fixed_scale)
     value = np.asarray(values, np.float32)
     if fmt is Format.BF16:
         return to_bf16_codes(value), None

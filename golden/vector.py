@@ -11,6 +11,7 @@ The stages have the names of the command's operands and act in this order on eve
 6. `function`: exp2, reciprocal, rsqrt or sigmoid;
 7. `mul2`: times operand `s4`;
 8. `mask`: elements outside the cyclic range [mask_lo, mask_hi) become +0 and leave the reduction;
+   with `mask_lo_step` or `mask_hi_step` that end grows by 1 from each row to the next;
 9. `reduce`: sum or max over the row, in the order of `golden.fp32.reduce_sum`.
 
 Codes of the command are lower-case strings here: `op1="sub"`, `s1="b"`, `function="exp2"`.
@@ -31,6 +32,7 @@ FUNCTIONS = {
     "rsqrt": functions.rsqrt,
     "sigmoid": functions.sigmoid,
 }
+MASK_MODULUS = 1 << 16  # both ends of the mask are 16 bits wide
 SELECTS = ("b", "d", "x")
 REDUCES = ("none", "sum", "max")
 
@@ -48,24 +50,44 @@ def load(codes: npt.ArrayLike, fmt: Format, scales: npt.NDArray[np.uint8] | None
         return fp32.canonical(dequantise(np.asarray(codes), scales, fmt).astype(np.float32))
 
 
-def store(values: npt.ArrayLike, fmt: Format) -> tuple[npt.NDArray, npt.NDArray[np.uint8] | None]:
-    """Codes [..., K] of values [..., K], and scales [..., ceil(K / 32)] (None for FP32, BF16)."""
-    if fmt is Format.FP32:
+def store(
+    values: npt.ArrayLike, fmt: Format, fixed_scale: int | None = None
+) -> tuple[npt.NDArray, npt.NDArray[np.uint8] | None]:
+    """Codes [..., K] of values [..., K], and scales [..., ceil(K / 32)] (None for FP32, BF16).
+
+    The scales are the blocks' own or, with `fixed_scale` (MX formats only), all that E8M0 code.
+    """
+    if fmt is Format.FP32 and fixed_scale is None:
         return fp32.bits(values), None
-    return quantise(values, fmt)
+    return quantise(values, fmt, fixed_scale)
 
 
-def rounded(values: npt.ArrayLike, fmt: Format) -> Float32:
+def rounded(values: npt.ArrayLike, fmt: Format, fixed_scale: int | None = None) -> Float32:
     """What is loaded after `values` were stored in `fmt`."""
-    codes, scales = store(values, fmt)
+    codes, scales = store(values, fmt, fixed_scale)
     return load(codes, fmt, scales)
 
 
-def counted(cols: int, mask_lo: int, mask_hi: int) -> npt.NDArray[np.bool_]:
-    """[cols]: whether an element lies in the cyclic range [mask_lo, mask_hi); lo = hi is empty."""
+def counted(
+    cols: int,
+    mask_lo: int,
+    mask_hi: int,
+    row: int = 0,
+    *,
+    mask_lo_step: bool = False,
+    mask_hi_step: bool = False,
+) -> npt.NDArray[np.bool_]:
+    """[cols]: whether an element lies in the cyclic range [lo, hi) of a row; lo = hi is empty.
+
+    lo is `mask_lo`, or `mask_lo` + `row` modulo 2^16 with `mask_lo_step`; hi likewise. So a causal
+    mask of queries from position p on is lo = 0, hi = p + 1 with a step, and one with a sliding
+    window steps both.
+    """
+    lo = (mask_lo + row * bool(mask_lo_step)) % MASK_MODULUS
+    hi = (mask_hi + row * bool(mask_hi_step)) % MASK_MODULUS
     index = np.arange(cols)
-    above, below = index >= mask_lo, index < mask_hi
-    return above | below if mask_lo > mask_hi else above & below
+    above, below = index >= lo, index < hi
+    return above | below if lo > hi else above & below
 
 
 def vector(
@@ -90,6 +112,8 @@ def vector(
     mask: bool = False,
     mask_lo: int = 0,
     mask_hi: int = 0,
+    mask_lo_step: bool = False,
+    mask_hi_step: bool = False,
     reduce: str = "none",
 ) -> tuple[Float32, Float32 | None]:
     """One command: (y [rows, cols] before the store's rounding, the reduction [rows] or None).
@@ -140,7 +164,10 @@ def vector(
         y = fp32.mul(y, operand("s4", s4))
     y = np.broadcast_to(y, x.shape)
 
-    present = counted(cols, mask_lo, mask_hi) if mask else np.ones(cols, bool)
+    present = np.ones(x.shape, bool)
+    if mask:
+        steps = {"mask_lo_step": mask_lo_step, "mask_hi_step": mask_hi_step}
+        present = np.stack([counted(cols, mask_lo, mask_hi, r, **steps) for r in range(len(x))])
     out = np.where(present, y, np.float32(0.0))
     if reduce == "sum":
         return out, fp32.reduce_sum(out, lanes)

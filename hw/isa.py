@@ -321,6 +321,10 @@ VECTOR = Command(
             "mask_lo", 14, 16, "first element of the cyclic range [mask_lo, mask_hi) that counts"
         ),
         Operand("mask_hi", 15, 16, "end of that range; lo > hi wraps: elements >= lo or < hi"),
+        Operand("mask_lo_step", 2, 1, "1: mask_lo of row r is mask_lo + r, modulo 2^16", 24),
+        Operand("mask_hi_step", 2, 1, "1: mask_hi of row r is mask_hi + r, modulo 2^16", 25),
+        Operand("fixed_scale", 2, 1, "1: an MX result is stored with the given scale", 26),
+        Operand("scale", 3, 8, "that scale as an E8M0 code, 0 to 254", 24),
         Operand("a_format", 2, 3, "Format of a", 0),
         Operand("b_format", 2, 3, "Format of b (VECTOR)", 3),
         Operand("d_format", 2, 3, "Format of d (VECTOR)", 6),

@@ -5,7 +5,7 @@ from amaranth import Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from golden.formats import SPECS, Format
+from golden.formats import SCALE_NAN, SPECS, Format
 from hw.isa import VECTOR, Function, Kind, Op1, Reduce, Select, operand_layout
 from hw.vector_format import size_bits
 
@@ -18,7 +18,7 @@ class VectorCheck(wiring.Component):
     Illegal are: no rows or cols; codes that no enum has; addresses or strides of vectors in memory
     that are no multiple of the vector's size (for MX results of a line, too); addresses of ROW
     operands and reductions that are no multiple of four; a permutation that leaves the row; a
-    stage that takes an operand of kind NONE.
+    stage that takes an operand of kind NONE; a fixed scale of NaN for an MX result.
 
     Members
     -------
@@ -75,6 +75,9 @@ class VectorCheck(wiring.Component):
             command.store
             & misaligned(command.out_addr, command.out_stride, command.out_format, blocks),
         )
+        mx = Signal()
+        m.d.comb += mx.eq((command.out_format != Format.BF16) & (command.out_format != Format.FP32))
+        problem("scale", command.store & mx & command.fixed_scale & (command.scale == SCALE_NAN))
         problem("reduction", (command.reduce != Reduce.NONE) & command.reduce_addr[:2].any())
 
         outside = Signal()

@@ -20,11 +20,23 @@ def bias(fmt: Format) -> int:
     return 1 if fmt is Format.MXINT8 else SPECS[fmt].bias
 
 
+def positive_nan(fmt: Format) -> int:
+    """Code that a NaN becomes: the positive quiet NaN, else the largest value."""
+    spec = SPECS[fmt]
+    if not spec.has_nan:
+        return spec.max_code
+    if spec.has_infinity:
+        return spec.max_code + 1 + (1 << (spec.mantissa_bits - 1))
+    return (1 << (spec.bits - 1)) - 1
+
+
 class VectorEncode(wiring.Component):
     """The code of x / 2^(scale - 127), nearest, ties to even, saturating.
 
     As `golden.quantise.quantise`: `scale` is the code of x's own block, and `blank` (a block of
-    zeros, or one that holds NaN or infinity) gives code 0. Latency `LATENCY` cycles, one element
+    zeros, or one that holds NaN or infinity) gives code 0. Without `blank` any `scale` but 0xFF
+    serves, as in `golden.quantise.quantise_fixed`: infinity saturates, NaN gives the format's
+    positive NaN or, where there is none, the largest code. Latency `LATENCY` cycles, one element
     per cycle. While `enable` is low the whole pipeline stands still.
 
     Members
@@ -79,13 +91,19 @@ class VectorEncode(wiring.Component):
         sticky = Signal(reset_less=True)
         power = Signal(signed(10), reset_less=True)
         sign = Signal(reset_less=True)
+        special = Signal(reset_less=True)
+        nan = Signal(reset_less=True)
         blank = Signal(reset_less=True)
+        not_number = Signal()
+        m.d.comb += not_number.eq(field.all() & self.x[:23].any())
         with m.If(self.enable):
             m.d.sync += [
                 kept.eq(frame[24 - KEPT :]),
                 sticky.eq(frame[: 24 - KEPT].any()),
                 power.eq(exponent),
-                sign.eq(self.x[31]),
+                sign.eq(self.x[31] & ~not_number),
+                special.eq(field.all()),
+                nan.eq(not_number),
                 blank.eq(self.blank),
             ]
 
@@ -94,6 +112,8 @@ class VectorEncode(wiring.Component):
         bits = Signal(3)
         offset = Signal(5)
         limit = Signal(7)
+        highest = Signal(4)
+        nan_code = Signal(7)
         with m.Switch(self.format):
             for fmt in MX_FORMATS:
                 with m.Case(fmt):
@@ -102,6 +122,8 @@ class VectorEncode(wiring.Component):
                         offset.eq(bias(fmt) - 1),
                         bits.eq(fraction_bits(fmt)),
                         limit.eq(SPECS[fmt].max_code),
+                        highest.eq(SPECS[fmt].max_exponent),
+                        nan_code.eq(positive_nan(fmt)),
                     ]
         normal = Signal()
         depth = Signal(signed(11))
@@ -130,8 +152,16 @@ class VectorEncode(wiring.Component):
             top.eq(Mux(normal, power + offset, 0)),
             magnitude.eq(rounded + (top << bits)),
         ]
+        # Beyond the highest exponent `top` has no meaning; a fixed scale lets x go there.
+        beyond = Signal()
         saturated = Signal(7)
-        m.d.comb += saturated.eq(Mux(magnitude > limit, limit, magnitude))
+        m.d.comb += beyond.eq(special | (power > highest) | (magnitude > limit))
+        with m.If(nan):
+            m.d.comb += saturated.eq(nan_code)
+        with m.Elif(beyond):
+            m.d.comb += saturated.eq(limit)
+        with m.Else():
+            m.d.comb += saturated.eq(magnitude)
         code = Signal(8, reset_less=True)
         with m.If(self.enable):
             with m.If(blank):

@@ -178,8 +178,10 @@ class VectorEngine(wiring.Component):
             mask.rows.eq(following.rows),
             mask.cols.eq(current.cols),
             mask.mask.eq(current.mask),
-            mask.mask_lo.eq(current.mask_lo),
-            mask.mask_hi.eq(current.mask_hi),
+            mask.mask_lo.eq(following.mask_lo),
+            mask.mask_hi.eq(following.mask_hi),
+            mask.mask_lo_step.eq(current.mask_lo_step),
+            mask.mask_hi_step.eq(current.mask_hi_step),
         ]
         present = Signal(lanes, reset_less=True)
         keep = Signal(lanes, reset_less=True)
@@ -225,6 +227,8 @@ class VectorEngine(wiring.Component):
             store.rows.eq(following.rows),
             store.store.eq(current.store),
             store.format.eq(current.out_format),
+            store.fixed_scale.eq(current.fixed_scale),
+            store.scale.eq(current.scale),
             store.address.eq(following.out_addr),
             store.stride.eq(current.out_stride),
             store.reduce_address.eq(following.reduce_addr),

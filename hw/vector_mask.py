@@ -14,10 +14,10 @@ class VectorMask(wiring.Component):
     start : In(1)
         Begins a command.
     step : In(1)
-    rows, cols : In(16)
-        Of the command; they hold still, like the mask.
-    mask, mask_lo, mask_hi : In
-        As in the command.
+    rows, mask_lo, mask_hi : In(16)
+        Of the command, taken with `start`.
+    cols, mask, mask_lo_step, mask_hi_step : In
+        Of the command; they hold still.
     present : Out(lanes)
         Elements of the row, low beyond its end.
     keep : Out(lanes)
@@ -39,6 +39,8 @@ class VectorMask(wiring.Component):
                 "mask": In(1),
                 "mask_lo": In(16),
                 "mask_hi": In(16),
+                "mask_lo_step": In(1),
+                "mask_hi_step": In(1),
                 "present": Out(lanes),
                 "keep": Out(lanes),
                 "last": Out(1),
@@ -51,6 +53,8 @@ class VectorMask(wiring.Component):
         bits = self.lanes.bit_length() - 1
         row = Signal(16, reset_less=True)
         index = Signal(16 - bits, reset_less=True)
+        lo = Signal(16, reset_less=True)  # of the row
+        hi = Signal(16, reset_less=True)
         end = Signal(16)
         m.d.comb += [
             end.eq(self.cols - 1),
@@ -60,9 +64,18 @@ class VectorMask(wiring.Component):
         with m.If(self.step):
             m.d.sync += index.eq(Mux(self.last, 0, index + 1))
             with m.If(self.last):
-                m.d.sync += row.eq(row - 1)
+                m.d.sync += [
+                    row.eq(row - 1),
+                    lo.eq(lo + self.mask_lo_step),
+                    hi.eq(hi + self.mask_hi_step),
+                ]
         with m.If(self.start):
-            m.d.sync += [row.eq(self.rows), index.eq(0)]
+            m.d.sync += [
+                row.eq(self.rows),
+                index.eq(0),
+                lo.eq(self.mask_lo),
+                hi.eq(self.mask_hi),
+            ]
 
         def below(limit, name: str) -> Signal:
             """Elements of the vector whose index is below `limit`."""
@@ -80,10 +93,10 @@ class VectorMask(wiring.Component):
             ]
             return result
 
-        under_lo = below(self.mask_lo, "under_lo")
-        under_hi = below(self.mask_hi, "under_hi")
+        under_lo = below(lo, "under_lo")
+        under_hi = below(hi, "under_hi")
         counted = Signal(self.lanes)
-        with m.If(self.mask_lo > self.mask_hi):
+        with m.If(lo > hi):
             m.d.comb += counted.eq(~under_lo | under_hi)
         with m.Else():
             m.d.comb += counted.eq(~under_lo & under_hi)

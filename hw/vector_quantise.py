@@ -58,7 +58,9 @@ class VectorQuantise(wiring.Component):
     clear : In(1)
         Forgets all vectors, one per cycle: held until `busy` is low.
     format : In(Format)
-        Must not change while vectors are under way.
+        Must not change while vectors are under way, like the two below.
+    fixed_scale, scale : In
+        `scale` (not 0xFF) is every block's scale in place of its own.
     measure : In(1)
     entry : In
         The vector that is measured.
@@ -83,6 +85,8 @@ class VectorQuantise(wiring.Component):
             {
                 "clear": In(1),
                 "format": In(Format),
+                "fixed_scale": In(1),
+                "scale": In(8),
                 "measure": In(1),
                 "busy": Out(1),
                 "entry": In(entry),
@@ -138,18 +142,20 @@ class VectorQuantise(wiring.Component):
             block_field = Signal(8, name=f"block_field_{k}")
             block_some = Signal(name=f"block_some_{k}")
             difference = Signal(9, name=f"difference_{k}")
+            own_scale = Signal(8, name=f"own_scale_{k}")
             m.d.comb += [
                 block_field.eq(larger(field, Mux(fresh, 0, largest), f"running_{k}")),
                 block_some.eq(some | (~fresh & other)),
                 difference.eq(block_field - maximum_exponent),
-                verdicts[k].blank.eq((block_field == 0xFF) | ~block_some),
-                verdicts[k].scale.eq(
+                own_scale.eq(
                     Mux(
                         block_field == 0xFF,
                         SCALE_NAN,
                         Mux(difference[8] | ~block_some, 0, difference[:8]),
                     )
                 ),
+                verdicts[k].blank.eq(~self.fixed_scale & ((block_field == 0xFF) | ~block_some)),
+                verdicts[k].scale.eq(Mux(self.fixed_scale, self.scale, own_scale)),
             ]
             with m.If(measured):
                 m.d.sync += [largest.eq(block_field), other.eq(block_some)]

@@ -30,7 +30,7 @@ class VectorStore(wiring.Component):
     stop : In(1)
         Throws everything away except a write that is offered already. Held until `quiet`.
     rows : In(16)
-    store, bf16 : In(1)
+    store, format, fixed_scale, scale : In
         Of the command; they hold still, like `rows`, `stride` and `reduce`.
     address, stride, reduce_address : In
     reduce : In(1)
@@ -60,6 +60,8 @@ class VectorStore(wiring.Component):
                 "rows": In(16),
                 "store": In(1),
                 "format": In(Format),
+                "fixed_scale": In(1),
+                "scale": In(8),
                 "address": In(32),
                 "stride": In(16),
                 "reduce_address": In(32),
@@ -117,6 +119,8 @@ class VectorStore(wiring.Component):
             push.eq(self.valid & self.enable & self.store & ~self.stop),
             new.ends.eq(self.last | (vector_of_block == block_vectors(lanes) - 1)),
             quantise.format.eq(self.format),
+            quantise.fixed_scale.eq(self.fixed_scale),
+            quantise.scale.eq(self.scale),
             quantise.measure.eq(push & scaled),
             quantise.entry.eq(new),
             quantise.clear.eq(self.stop & ~held),

@@ -63,8 +63,10 @@ class Memory:
             return load(codes, fmt)
         return load(codes[:, None], fmt, scales[:, None])[:, 0]
 
-    def put(self, address: int, values: np.ndarray, fmt: Format) -> None:
-        codes, scales = store(values, fmt)
+    def put(
+        self, address: int, values: np.ndarray, fmt: Format, fixed_scale: int | None = None
+    ) -> None:
+        codes, scales = store(values, fmt, fixed_scale if SPECS[fmt].scaled else None)
         bits = SPECS[fmt].storage_bits
         if not SPECS[fmt].scaled:
             raw = codes.astype({16: np.uint16, 32: np.uint32}[bits]).view(np.uint8)
@@ -88,7 +90,10 @@ def blank() -> dict[str, int]:
 
 def stages(command: dict[str, int]) -> dict:
     """The command's stages as keyword arguments of the model."""
-    same = ("permute", "clamp_hi", "clamp_lo", "mul", "add", "mul2", "mask", "mask_lo", "mask_hi")
+    same = (
+        *("permute", "clamp_hi", "clamp_lo", "mul", "add", "mul2"),
+        *("mask", "mask_lo", "mask_hi", "mask_lo_step", "mask_hi_step"),
+    )
     return (
         {name: command[name] for name in same}
         | {
@@ -139,6 +144,7 @@ def apply(memory: Memory, command: dict[str, int], lanes: int) -> None:
                 command["out_addr"] + 4 * r * command["out_stride"],
                 out[r],
                 Format(command["out_format"]),
+                command["scale"] if command["fixed_scale"] else None,
             )
     if reduced is not None:
         for r in range(rows):
@@ -229,6 +235,12 @@ def random_command(rng, memory: Memory, lanes: int, rows: int, cols: int) -> dic
     command["op1"] = int(rng.integers(0, 5))
     command["function"] = int(rng.integers(0, 5)) if rng.random() < 0.5 else 0
     command["mask_lo"], command["mask_hi"] = (int(v) for v in rng.integers(0, cols + 2, 2))
+    for end in ("mask_lo", "mask_hi"):
+        command[f"{end}_step"] = int(rng.random() < 0.5)
+        if rng.random() < 0.1:
+            command[end] = int(rng.integers(0xFFFA, 0x10000))  # wraps in some row
+    command["fixed_scale"] = int(rng.random() < 0.3)
+    command["scale"] = int(rng.choice([0, 1, 254, *range(118, 137)]))
     command["reduce"] = int(rng.integers(0, 3))
     command["store"] = int(rng.random() < 0.8)
     possible = [p for p in range(16) if cols % (1 << p) == 0]

@@ -9,7 +9,7 @@ commands in the order of the program.
 
 from typing import Any
 
-from golden.formats import Format
+from golden.formats import SPECS, Format
 from hw.config import LINE_BYTES
 from hw.isa import COMMANDS, Function, Init, Kind, Op1, Reduce, Select
 from sim.assembler import Indirect, Program, Reg
@@ -181,11 +181,15 @@ class TileProgram:
         clamp_lo: bool = False,
         permute: int = 0,
         mask: tuple[int, int] | None = None,
+        mask_lo_step: bool = False,
+        mask_hi_step: bool = False,
+        fixed_scale: int | None = None,
     ) -> None:
         """One VECTOR command over a's rows and columns, with the stages of `golden.vector`.
 
         A buffer as b or d is a vector per row (a buffer of one row: the same for every row), or
-        with `b_row` / `d_row` one FP32 scalar per row; a float is an immediate.
+        with `b_row` / `d_row` one FP32 scalar per row; a float is an immediate. `fixed_scale` is
+        the E8M0 code that every block of an MX result gets in place of its own.
         """
         operands: dict[str, Any] = {
             "a_addr": a.address,
@@ -238,4 +242,13 @@ class TileProgram:
             operands["reduce_addr"] = into.address
         if mask is not None:
             operands |= {"mask": 1, "mask_lo": mask[0], "mask_hi": mask[1]}
+            operands |= {"mask_lo_step": int(mask_lo_step), "mask_hi_step": int(mask_hi_step)}
+        elif mask_lo_step or mask_hi_step:
+            raise ValueError("mask must be given with mask_lo_step or mask_hi_step, not None")
+        if fixed_scale is not None:
+            if out is None or not SPECS[out.fmt].scaled:
+                raise ValueError(
+                    f"fixed_scale must come with a result in an MX format, not {fixed_scale!r}"
+                )
+            operands |= {"fixed_scale": 1, "scale": fixed_scale}
         self.command("vector", **operands)
