@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quantiser: the model and the vector engine's store path."""
 
-import ml_dtypes
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -13,18 +14,29 @@ from hw.isa import Status
 from hw.vector_engine import VectorEngine
 from sim.programs.builder import TileProgram
 from sim.programs.memory import TileMemory
+from tests.quantiser_cases import (
+    DTYPES,
+    LOWEST,
+    SOURCES,
+    Blocks,
+    blocks,
+    by_hand,
+    highest,
+    magnitudes,
+    targets,
+    together,
+)
 from tests.simulators import VERILOG_FIRST
 from tests.vector_bench import SPECIAL, Memory, apply, blank, run
 
+VECTORS = Path(__file__).parent / "vectors"
 TINY = preset("tiny").tile
+SMALL = preset("small").tile
+SLICE = preset("slice").tile
 SEED = 8_118
-DTYPES = {
-    Format.MXFP4: ml_dtypes.float4_e2m1fn,
-    Format.MXFP6_E2M3: ml_dtypes.float6_e2m3fn,
-    Format.MXFP6_E3M2: ml_dtypes.float6_e3m2fn,
-    Format.MXFP8_E4M3: ml_dtypes.float8_e4m3fn,
-    Format.MXFP8_E5M2: ml_dtypes.float8_e5m2,
-}
+MX_LATENCY = 38  # of a command beside its vectors on 4 lanes, the last block being full
+# Thousands of vectors: the same in Amaranth's simulator would take minutes.
+VERILOG = pytest.mark.parametrize("simulator", ["verilator"], indirect=True)
 FIXED = (0, 1, 120, 127, 134, 253, 254)
 QUIET = {Format.MXFP8_E4M3: 0x7F, Format.MXFP8_E5M2: 0x7E}  # what a NaN becomes
 
@@ -108,10 +120,10 @@ def test_fixed_scale(stall):
     print(f"seed {SEED}")
     rng = np.random.default_rng(SEED)
     memory = Memory(1 << 15, rng)
-    rows, cols = 3, 75
+    rows, cols = 2, 43
     commands, values = [], {}
     for fmt in MX_FORMATS:
-        for scale in (*FIXED, None):
+        for scale in (0, 121, 127, 254, None):
             fields = {} if scale is None else {"fixed_scale": 1, "scale": scale}
             commands.append(copy_command(rows, cols, Format.FP32, fmt, **fields))
 
@@ -187,3 +199,184 @@ def test_builder_gives_the_operands():
         p.vector(a, a, fixed_scale=130)
     with pytest.raises(ValueError, match="mask must be given"):
         p.vector(a, out, mask_lo_step=True)
+
+
+# ---- blocks with known codes, in the model and in the vector engine
+
+
+def shifts(fmt: Format, source: Format) -> tuple[int, ...]:
+    """Exponents of the blocks' scales, taken in turns: both ends, one, and one between.
+
+    BF16 has not the small values of the lowest scale; those that it has are in `all_blocks`.
+    """
+    usual = (0, highest(fmt), -20)
+    return (*usual, LOWEST) if source is Format.FP32 else usual
+
+
+def all_blocks(fmt: Format, source: Format) -> Blocks:
+    """Every target under every scale."""
+    every = (LOWEST, LOWEST + 1, -20, 0, highest(fmt))
+    return together(by_hand(fmt, source), *(blocks(fmt, source, (shift,)) for shift in every))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", MX_FORMATS, ids=lambda f: f.name)
+def test_blocks_of_the_model(fmt, source):
+    given = all_blocks(fmt, source)
+    values = rounded(given.values, source)
+    assert np.array_equal(values, given.values, equal_nan=True), "the source has every value"
+    codes, scales = store(values, fmt)
+    assert np.array_equal(scales[:, 0], given.scales)
+    assert np.array_equal(codes, given.codes)
+    # What was stored is stored again as it is, save for zeros of either sign and NaN.
+    number = (given.scales > 0) & (given.scales < 255)
+    again = store(load(codes, fmt, scales), fmt)[0][number]
+    assert number.sum() > 10 and np.array_equal(again, codes[number])
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", MX_FORMATS, ids=lambda f: f.name)
+def test_the_blocks_have_every_code_and_tie(fmt, source):
+    """The cases themselves: all codes that an encoder can give, and three values for each tie."""
+    given = blocks(fmt, source, shifts(fmt, source))
+    count = 1 << SPECS[fmt].bits
+    missing = set(range(count)) - set(given.codes.reshape(-1).tolist())
+    never = {0x80} if fmt is Format.MXINT8 else set()
+    if fmt in QUIET:
+        first = SPECS[fmt].max_code + 1
+        never = {code | sign for code in range(first, 0x80) for sign in (0, 0x80)}
+    assert missing == never
+    found = [item for item in targets(fmt, 0, source) if item is not None]
+    table = magnitudes(fmt)
+    for code in range(SPECS[fmt].max_code):
+        middle = (table[code] + table[code + 1]) / 2
+        assert (middle, code + code % 2) in found
+        assert any(c == code and (table[code] <= v < middle) for v, c in found)
+        assert any(c == code + 1 and (middle < v <= table[code + 1]) for v, c in found)
+    assert np.isfinite(given.values).all()
+    largest = np.abs(given.values.astype(np.float64)).max(axis=1)
+    assert (np.frexp(largest)[1] - 1 == given.scales - 127 + SPECS[fmt].max_exponent).all()
+
+
+def convert(config, jobs: list[tuple[Blocks, Format, Format, dict]], stall: float, seed: int):
+    """Runs `jobs` (blocks, source, result format, command fields), one after the other, at once.
+
+    Every job's codes and scales are compared with those of its blocks, and all other bytes of the
+    memory with what they were. A job is one row of all its blocks, or one row for each.
+    """
+    print(f"seed {seed}")
+    memory = Memory(1 << 16, np.random.default_rng(seed))
+    state: dict[str, Memory] = {}
+    out = 3 << 14
+
+    def prepare(index: int) -> dict[str, int]:
+        given, source, fmt, fields = jobs[index]
+        memory.put(0, given.values.reshape(-1), source)
+        state["before"] = memory.copy()
+        rows, cols = given.values.shape if index % 2 else (1, given.values.size)
+        return copy_command(rows, cols, source, fmt, out_addr=out, **fields)
+
+    def check(index: int) -> None:
+        given, _, fmt, _ = jobs[index]
+        codes, scales = memory.codes(out, given.values.size, fmt)
+        name = f"job {index}: {fmt.name}"
+        assert np.array_equal(codes, given.codes.reshape(-1)), name
+        assert np.array_equal(scales, np.repeat(given.scales, 32)), name
+        end = out + given.values.size * SPECS[fmt].storage_bits // 8
+        for now, then, unit in (
+            (memory.data, state["before"].data, 1),
+            (memory.scales, state["before"].scales, 16),
+        ):
+            assert np.array_equal(now[: out // unit], then[: out // unit]), name
+            assert np.array_equal(now[end // unit :], then[end // unit :]), name
+
+    result = run(
+        VectorEngine(config),
+        memory,
+        [{}] * len(jobs),
+        stall=stall,
+        seed=seed,
+        limit=200_000,
+        prepare=prepare,
+        check=check,
+    )
+    assert result.errors == [Status.RUNNING] * len(jobs)
+
+
+def turns(fmt: Format, source: Format) -> Blocks:
+    return together(by_hand(fmt, source), blocks(fmt, source, shifts(fmt, source)))
+
+
+@VERILOG
+def test_blocks(simulator):
+    """Every tie, both neighbours and every code, all formats from both sources, without a pause."""
+    jobs = [(turns(fmt, src), src, fmt, {}) for src in SOURCES for fmt in MX_FORMATS]
+    convert(TINY, jobs, 0.0, SEED)
+
+
+@VERILOG_FIRST
+def test_saturation_and_ends_of_the_scales_with_stalls():
+    jobs = [(by_hand(fmt, src), src, fmt, {}) for fmt in MX_FORMATS for src in SOURCES]
+    convert(TINY, jobs, 0.4, SEED + 1)
+
+
+@VERILOG
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config, stall", [(TINY, 0.3), (SMALL, 0.0), (SLICE, 0.2)], ids=["tiny", "small", "slice"]
+)
+def test_all_blocks_under_all_scales(config, stall, simulator):
+    """Vectors of a part of a block, and of two blocks."""
+    jobs = [(all_blocks(fmt, src), src, fmt, {}) for fmt in MX_FORMATS for src in SOURCES]
+    convert(config, jobs, stall, SEED + 2)
+
+
+REFERENCE = {
+    Format.MXFP4: "fmt_encode_e2m1fn",
+    Format.MXFP8_E4M3: "fmt_encode_e4m3fn",
+    Format.MXFP8_E5M2: "fmt_encode_e5m2",
+}
+
+
+def reference_blocks(fmt: Format) -> Blocks:
+    """The vectors' values under the scale 1, in blocks; expected values by gfloat, saturating."""
+    data = np.load(VECTORS / f"{REFERENCE[fmt]}.npz")
+    x, want = data["x"], data["value_gfloat_saturating"].astype(np.float64)
+    table = magnitudes(fmt)
+    codes = np.searchsorted(table, np.where(np.isnan(want), 0, np.abs(want)))
+    assert (np.isnan(want) | (table[codes] == np.abs(want))).all()
+    codes = codes | np.signbit(want).astype(np.int64) << (SPECS[fmt].bits - 1)
+    codes = np.where(np.isnan(x), QUIET.get(fmt, SPECS[fmt].max_code), codes)
+    count = -(-len(x) // 32) * 32
+    values, padded = np.zeros(count, np.float32), np.zeros(count, np.int64)
+    values[: len(x)], padded[: len(x)] = x, codes
+    return Blocks(values.reshape(-1, 32), padded.reshape(-1, 32), np.full(count // 32, 127))
+
+
+@VERILOG
+def test_reference_vectors_with_a_fixed_scale(simulator):
+    jobs = []
+    for fmt in REFERENCE:
+        given = reference_blocks(fmt)
+        assert np.array_equal(store(given.values, fmt, 127)[0], given.codes)
+        jobs.append((given, Format.FP32, fmt, {"fixed_scale": 1, "scale": 127}))
+    convert(TINY, jobs, 0.0, SEED + 3)
+
+
+@VERILOG
+def test_one_vector_per_cycle(simulator):
+    """Of commands that wait at the engine, longer ones take just their vectors' cycles more."""
+    fixed = {"fixed_scale": 1, "scale": 120}
+    cases = [
+        (source, fmt, fields, shape)
+        for fmt in MX_FORMATS
+        for source, fields in ((Format.FP32, {}), (Format.BF16, {}), (Format.FP32, fixed))
+        for shape in ((1, 32), (1, 224), (5, 32))
+    ]
+    memory = Memory(1 << 15, np.random.default_rng(SEED))
+    commands = [copy_command(*shape, src, fmt, **fields) for src, fmt, fields, shape in cases]
+    result = run(VectorEngine(TINY), memory, commands)
+    took = np.diff([result.taken[0] + 3, *result.done])
+    vectors = np.array([rows * cols // TINY.lanes for *_, (rows, cols) in cases])
+    assert set(vectors) == {8, 40, 56}
+    assert (took - vectors == MX_LATENCY - 3).all(), took - vectors
