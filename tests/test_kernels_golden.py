@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bit-exact kernels against float64: within their bounds, and near independent implementations."""
 
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,48 +33,7 @@ from golden.reference.experts import clamped_swiglu, routed_experts
 from golden.reference.gate import router_logits
 from golden.reference.layer import GptOssLayerWeights, GptOssMoeWeights, gptoss_layer
 from sim.kernels.vectors import gptoss_layer0
-
-VECTORS = Path(__file__).parent / "vectors"
-SMALL, TINY = Machine(rows=8, lanes=16), Machine(rows=2, lanes=4)
-MACHINES = [SMALL, TINY]
-Arrays = dict[str, np.ndarray]
-
-
-def rng_of(seed: int) -> np.random.Generator:
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
-
-
-def load(name: str) -> tuple[Arrays, dict]:
-    with np.load(VECTORS / f"{name}.npz") as file:
-        arrays = {key: file[key] for key in file.files if key != "__meta__"}
-        return arrays, json.loads(str(file["__meta__"]))
-
-
-def within(found: np.ndarray, reference: np.ndarray, bound: np.ndarray, most: float) -> float:
-    """Every element is within its bound, which is at most `most` of the largest reference value.
-
-    Returns bound over error.
-    """
-    assert found.shape == reference.shape == bound.shape and found.size
-    error, largest = np.abs(found - reference), np.abs(reference).max()
-    assert np.all(error <= bound)
-    share = bound.max() / largest
-    ratio = bound.max() / error.max()
-    print(
-        f"error {error.max():.3g}, bound {bound.max():.3g}: {ratio:.1f} times, "
-        f"{share:.3f} of {largest:.3g}"
-    )
-    assert error.max() > 0 and share <= most
-    return ratio
-
-
-def near(found: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
-    """The largest error is at most `tolerance` of the largest wanted value."""
-    assert found.shape == wanted.shape and wanted.size
-    error = np.abs(found - wanted.astype(np.float64)).max() / np.abs(wanted).max()
-    assert error <= tolerance, f"largest error {error}"
-
+from tests.kernel_checks import MACHINES, SMALL, TINY, VECTORS, Arrays, load, near, rng_of, within
 
 # Attention
 

@@ -7,8 +7,8 @@ assumption on the distribution of roundings. It assumes only that nothing overfl
 functions raise ValueError where there is no finite bound.
 """
 
-from golden.bounds.attention import attention_bound
+from golden.bounds.attention import attention_bound, prefill_bound
 from golden.bounds.layer import layer_bound
 from golden.bounds.moe import moe_bound
 
-__all__ = ["attention_bound", "layer_bound", "moe_bound"]
+__all__ = ["attention_bound", "layer_bound", "moe_bound", "prefill_bound"]

@@ -105,10 +105,17 @@ class CachedTokens:
     that attends.
 
     A token's key and value share symbols; `starts` are where they begin. The same places serve all
-    heads of the group.
+    heads of the group. `fmt` is the format that both are stored in.
     """
 
-    def __init__(self, keys: Sequence[Affine], values: Sequence[Affine], noise: Noise):
+    def __init__(
+        self,
+        keys: Sequence[Affine],
+        values: Sequence[Affine],
+        noise: Noise,
+        fmt: Format = Format.BF16,
+    ):
+        self.fmt = fmt
         self.keys, self.values = Cached(keys), Cached(values)
         self.starts: list[int] = []
         for token, terms in enumerate(zip(self.keys.terms, self.values.terms, strict=True)):
@@ -129,7 +136,7 @@ def scores_of(query: Affine, cache: CachedTokens, noise: Noise) -> Affine:
             terms[start : start + len(own), token] += own @ query.value
     sizes = np.abs(keys.values)
     rest = sizes @ query.rest + keys.rests @ np.abs(query.value) + keys.radii @ query.radius
-    error = array_error(Format.BF16, Format.BF16, query.magnitude[None], sizes + keys.radii)[0]
+    error = array_error(Format.BF16, cache.fmt, query.magnitude[None], sizes + keys.radii)[0]
     return Affine(keys.values @ query.value, terms, rest + error)
 
 
@@ -154,7 +161,8 @@ def mixed(scores: Affine, sink: float, cache: CachedTokens, slots: int, noise: N
     4 ceil(c / 8) roundings in the array and 4 units (shrink is exp2 and a product, then an
     addition) in each of ceil(slots / c) chunks: most for c = 1. A term of the sum goes through c
     additions and 4 units per chunk, which is no more. The array flushes products that are less than
-    2^-29 of the largest. P is rounded to BF16 for the product alone.
+    2^-29 of the largest (E4M3 values: three of at most 2^-27 per slice). P is rounded to BF16 for
+    the product alone.
     """
     units = 2 + 6 + 4 * slots + 4
     known = softmax(with_sink(scores, sink), units)

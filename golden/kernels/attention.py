@@ -6,13 +6,16 @@ scale of the softmax is part of the exponents' factor. Maximum m and sum l start
 1) or, without sinks, as the first chunk's; the output starts as the first chunk's product.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from golden.formats import Format
 from golden.fp32 import Float32
+from golden.kernels.kv import Held, held, held_heads
 from golden.kernels.trace import Machine, Trace
 from golden.matmul import matmul
 from golden.vector import exponentials, row_max, scale_rows, vector
@@ -45,11 +48,28 @@ def sink_starts(sinks: Float32, scale: float) -> Float32:
 class Chunk:
     """Ring slots [start, stop) that are handled at once; `mask` is the cyclic range, relative to
     `start`, of those that count (None: all).
+
+    With `lo_step` or `hi_step` that end of the mask grows by 1 from row to row, modulo 2^16.
     """
 
     start: int
     stop: int
     mask: tuple[int, int] | None
+    lo_step: bool = False
+    hi_step: bool = False
+
+    @property
+    def stages(self) -> dict[str, Any]:
+        """The mask as stages of `golden.vector.vector`."""
+        if self.mask is None:
+            return {}
+        return {
+            "mask": True,
+            "mask_lo": self.mask[0],
+            "mask_hi": self.mask[1],
+            "mask_lo_step": self.lo_step,
+            "mask_hi_step": self.hi_step,
+        }
 
 
 def chunks(slots: int, valid: NDArray[np.bool_], size: int) -> list[Chunk]:
@@ -93,14 +113,15 @@ def attend(
     trace: Trace,
     name: str,
     queries: NDArray[np.uint16],
-    keys: NDArray[np.uint16],
-    values: NDArray[np.uint16],
+    keys: Held | NDArray[np.uint16],
+    values: Held | NDArray[np.uint16],
     starts: Float32 | None,
     factor: float,
     parts: list[Chunk],
 ) -> Float32:
-    """Queries [heads, D] on one KV head: BF16 queries, keys [slots, D] and values [slots, Dv].
+    """Queries [heads, D] (BF16) on one KV head's keys [slots, D] and values [slots, Dv].
 
+    These are BF16 codes, or `Held` in another format; queries and probabilities are BF16 always.
     `starts` [heads] are `sink_starts`, or None for a softmax without sinks, in which every row must
     see a slot of the first chunk; `factor` is `exponent_factor`. Returns the normalised output
     [heads, Dv] in FP32, before it is stored; zeros without parts.
@@ -112,21 +133,18 @@ def attend(
     """
     lanes = machine.lanes
     bf16 = Format.BF16
+    held_keys, held_values = held(keys), held(values)
     if not parts:
-        return np.zeros((len(queries), values.shape[1]), np.float32)
+        return np.zeros((len(queries), held_values.codes.shape[1]), np.float32)
     largest = None if starts is None else np.asarray(starts, np.float32)[None, :]
     total, output = None, None
     for index, part in enumerate(parts):
         tag = f"{name}.c{index}"
-        span = slice(part.start, part.stop)
+        weights = *held_keys.keys(part.start, part.stop), held_keys.fmt
         scores = trace.keep(
-            f"{tag}.scores", matmul(queries, None, bf16, keys[span], None, bf16, machine.rows)
+            f"{tag}.scores", matmul(queries, None, bf16, *weights, machine.rows)
         ).values
-        masks = (
-            {}
-            if part.mask is None
-            else {"mask": True, "mask_lo": part.mask[0], "mask_hi": part.mask[1]}
-        )
+        masks = part.stages
         top = trace.keep(f"{tag}.chunk_max", row_max(scores, lanes=lanes, **masks)).values
         new, shrink = top, None
         if largest is not None:
@@ -160,9 +178,9 @@ def attend(
                     0
                 ],
             ).values
+        weights = *held_values.columns(part.start, part.stop), held_values.fmt
         product = trace.keep(
-            f"{tag}.product",
-            matmul(stored.codes, None, bf16, values[span].T.copy(), None, bf16, machine.rows),
+            f"{tag}.product", matmul(stored.codes, None, bf16, *weights, machine.rows)
         ).values
         if index == len(parts) - 1:
             break
@@ -199,35 +217,29 @@ def attention(
     machine: Machine,
     trace: Trace,
     queries: Float32,
-    keys: NDArray[np.uint16],
-    values: NDArray[np.uint16],
-    sinks: Float32,
+    keys: Sequence[Held] | NDArray[np.uint16],
+    values: Sequence[Held] | NDArray[np.uint16],
+    sinks: Float32 | None,
     scale: float,
     parts: list[Chunk],
     out_format: Format = Format.BF16,
 ) -> Float32:
-    """Rotated queries [heads, D] on BF16 keys and values [slots, kv_heads, D]; [heads, D].
+    """Rotated queries [heads, D] on keys and values [slots, kv_heads, D]; [heads, D].
 
-    The queries are rounded to BF16 (buffer `queries`); `sinks` [heads] are logits, which `scale`
-    does not concern. `keys` and `values` hold the new token already. Query head h reads KV head
-    h // (heads / kv_heads).
+    The queries are rounded to BF16 (buffer `queries`); keys and values are BF16 codes, or a list
+    of `Held` by KV head, and hold the new token already. `sinks` [heads] are logits, which `scale`
+    does not concern, or None. Query head h reads KV head h // (heads / kv_heads).
     """
-    heads, kv_heads = len(queries), keys.shape[1]
-    group = heads // kv_heads
+    key_heads, value_heads = held_heads(keys), held_heads(values)
+    group = len(queries) // len(key_heads)
     rounded = trace.keep("queries", queries, Format.BF16).codes
-    starts, factor = sink_starts(sinks, scale), exponent_factor(scale)
-    outputs = [
-        attend(
-            machine,
-            trace,
-            f"g{g}",
-            rounded[g * group : (g + 1) * group],
-            keys[:, g],
-            values[:, g],
-            starts[g * group : (g + 1) * group],
-            factor,
-            parts,
+    starts = None if sinks is None else sink_starts(sinks, scale)
+    factor = exponent_factor(scale)
+    outputs = []
+    for g, (key, value) in enumerate(zip(key_heads, value_heads, strict=True)):
+        rows = slice(g * group, (g + 1) * group)
+        given = None if starts is None else starts[rows]
+        outputs.append(
+            attend(machine, trace, f"g{g}", rounded[rows], key, value, given, factor, parts)
         )
-        for g in range(kv_heads)
-    ]
     return trace.keep("attended", np.concatenate(outputs), out_format).values
