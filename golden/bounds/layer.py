@@ -45,10 +45,14 @@ def norm(x: Affine, weight: Float32, eps: float) -> Affine:
     return x.product(inverse.rounded(2)).rounded().times(weight).rounded()
 
 
-def rotate(x: Affine, cos: Array, sin: Array) -> Affine:
-    """RoPE of x [heads, D] by FP32 tables [D]: two products and an addition, rounded."""
-    half = x.value.shape[-1] // 2
-    turned = x[:, np.roll(np.arange(2 * half), half)].times(sin).rounded()
+def rotate(x: Affine, cos: Array, sin: Array, interleaved: bool = False) -> Affine:
+    """RoPE of x [..., D] by FP32 tables [D]: two products and an addition, rounded.
+
+    The pair of element i is i + D / 2 modulo D, or i XOR 1 if `interleaved`.
+    """
+    dim = x.value.shape[-1]
+    pairs = np.arange(dim) ^ 1 if interleaved else np.roll(np.arange(dim), dim // 2)
+    turned = x[..., pairs].times(sin).rounded()
     return (x.times(cos).rounded() + turned).rounded()
 
 

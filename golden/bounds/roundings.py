@@ -2,6 +2,7 @@
 """Largest errors of storing in BF16 and in MX formats, and of the matmul array."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from golden.bounds.affine import FLOAT64_ULP, FP32_TINY, Affine, Array, Noise, growth
 from golden.formats import (
@@ -9,11 +10,13 @@ from golden.formats import (
     SCALE_ONE,
     SPECS,
     Format,
+    decode,
     group_elements,
     products_per_slice,
     slices,
 )
 from golden.matmul import WINDOW
+from golden.quantise import expand_scales
 
 BF16_UNIT = 2.0**-8  #: relative error of one rounding to BF16, which has 8 significant bits
 BF16_LIMIT = (2 - 2.0**-8) * 2.0**127  #: the least magnitude that overflows in BF16
@@ -63,6 +66,22 @@ def mx_error(x: Affine, fmt: Format) -> Array:
     saturated = np.maximum(magnitude - largest * unit, 0.0)
     below = np.where(binade(lowest) < binade(magnitude), (2 - largest) * unit / 2, 0.0)
     error = np.maximum(np.maximum(np.ldexp(1.0, step - 1), saturated), below)
+    return np.where(magnitude == 0, 0.0, error)
+
+
+def fixed_error(x: Affine, fmt: Format, scales: NDArray[np.uint8]) -> Array:
+    """Largest error of x [..., K] stored with given scales [ceil(K / 32)] in an MX float format.
+
+    Half a step at the largest magnitude within reach, or the distance to the largest number.
+    """
+    spec = SPECS[fmt]
+    if fmt is Format.MXINT8 or not spec.scaled:
+        raise ValueError(f"fmt must be an MX float format, not {fmt!r}")
+    magnitude = x.magnitude
+    each = expand_scales(scales, magnitude.shape[-1:]) - SCALE_ONE
+    step = np.maximum(binade(magnitude), each + 1 - spec.bias) - spec.mantissa_bits
+    largest = np.ldexp(float(decode(fmt, spec.max_code)), each)
+    error = np.maximum(np.ldexp(1.0, step - 1), magnitude - largest)
     return np.where(magnitude == 0, 0.0, error)
 
 

@@ -42,13 +42,14 @@ class Trace:
     def keep(self, name: str, values: ArrayLike, fmt: Format = Format.FP32) -> Stored:
         """Stores FP32 `values` [rows, cols] (or one row) in `fmt`: what is then in memory."""
         codes, scales = store(np.atleast_2d(np.asarray(values, np.float32)), fmt)
-        return self._record(name, Stored(codes, fmt, scales))
+        return self.record(name, Stored(codes, fmt, scales))
 
     def codes(self, name: str, codes: ArrayLike, fmt: Format) -> Stored:
         """Records codes [rows, cols] as they are, such as the integers of the top-k unit."""
-        return self._record(name, Stored(np.atleast_2d(np.asarray(codes)), fmt))
+        return self.record(name, Stored(np.atleast_2d(np.asarray(codes)), fmt))
 
-    def _record(self, name: str, stored: Stored) -> Stored:
+    def record(self, name: str, stored: Stored) -> Stored:
+        """Records contents under a new name."""
         if name in self.buffers:
             raise ValueError(f"name must be new, not {name!r}")
         self.buffers[name] = stored

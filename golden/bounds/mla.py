@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reference and error bound of `golden.kernels.mla`: tokens in turn from an empty cache."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from golden.bounds.affine import Affine, Array, Noise
+from golden.bounds.layer import norm, rotate, stack
+from golden.bounds.moe import times
+from golden.bounds.roundings import fixed_error, stored
+from golden.bounds.softmax import CachedTokens, mixed, scores_of
+from golden.fp32 import Float32
+from golden.kernels.kv import Held
+from golden.kernels.mla import MlaCache, MlaMatrices, MlaShape, rope_rows
+
+
+def held(x: Affine, cache: Held, noise: Noise) -> Affine:
+    """A key x [D] after it was stored in a cache."""
+    if cache.scales is None:
+        return stored(x, noise, cache.fmt)
+    return x.stored(noise, fixed_error(x, cache.fmt, cache.scales))
+
+
+def mla_bound(
+    shape: MlaShape,
+    weights: MlaMatrices,
+    cache: MlaCache,
+    xs: Float32,
+    cos: NDArray,
+    sin: NDArray,
+) -> tuple[Array, Array]:
+    """(float64 attention [T, hidden], largest error of the kernel's results [T, hidden]).
+
+    Normed activations xs [T, hidden] with tables [T, rope / 2] (as rounded to FP32). `weights` are
+    exact as quantised, all else is unrounded in the reference; of `cache` only its format and
+    scales matter. The bound holds for any machine, any chunks, and decode as well as prefill.
+    """
+    tokens: list[Affine] = []
+    reference, bound = [], []
+    cosines, sines = (np.asarray(rows, np.float64) for rows in rope_rows(cos, sin))
+    for x, cosine, sine in zip(np.asarray(xs, np.float64), cosines, sines, strict=True):
+        noise = Noise()
+        given = stored(Affine.exact(x), noise)
+        kv_a = times(weights.kv_a, given)
+        latent = norm(kv_a[: shape.kv_lora], weights.kv_a_norm, shape.eps)
+        rope = rotate(kv_a[shape.kv_lora :], cosine, sine, interleaved=True)
+        tokens.append(held(stack([latent, rope]), cache.keys, noise))
+        out = attend(shape, weights, cache, given, tokens, cosine, sine, noise)
+        projected = times(weights.output, out)
+        reference.append(projected.value)
+        bound.append(projected.bound)
+    return np.stack(reference), np.stack(bound)
+
+
+def attend(
+    shape: MlaShape,
+    weights: MlaMatrices,
+    cache: MlaCache,
+    x: Affine,
+    tokens: list[Affine],
+    cosine: Array,
+    sine: Array,
+    noise: Noise,
+) -> Affine:
+    """Attention's stored output [heads * v] of stored activations x on cached `tokens`."""
+    compressed = stored(norm(times(weights.q_a, x), weights.q_a_norm, shape.eps), noise)
+    nope = stored(times(weights.q_nope, compressed), noise).reshape(shape.heads, shape.nope)
+    rope = times(weights.q_rope, compressed).reshape(shape.heads, shape.rope)
+    rotated = rotate(rope, cosine, sine, interleaved=True)
+    latents = [token[: shape.kv_lora] for token in tokens]
+    kept = CachedTokens(tokens, latents, noise, cache.keys.fmt)
+    outputs = []
+    for h in range(shape.heads):
+        query = stored(stack([times(weights.absorb[h], nope[h]), rotated[h]]), noise)
+        scores = scores_of(query, kept, noise).times(shape.scale)
+        out = stored(mixed(scores, -np.inf, kept, len(tokens), noise), noise)
+        outputs.append(stored(times(weights.expand[h], out), noise))
+    return stack(outputs)
