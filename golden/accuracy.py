@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from golden.bounds import attention_bound
-from golden.formats import SPECS, Format
+from golden.formats import Format
 from golden.fp32 import Float32
 from golden.kernels.attention import attention, chunks
 from golden.kernels.kv import Held, kv_scale

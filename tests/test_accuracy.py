@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of attention's accuracy in docs/numerics.md: its figures, and the bounds behind them."""
+"""The table of attention's accuracy in docs/numerics.md: its figures, and their bounds."""
 
 from pathlib import Path
 
@@ -38,5 +38,7 @@ def test_contexts_within_their_bounds(model: str, context: int) -> None:
 
 
 def test_the_page_has_every_row() -> None:
-    rows = [line for line in PAGE.splitlines() if line.startswith(tuple(f"| {m} |" for m in MODELS))]
+    rows = [
+        line for line in PAGE.splitlines() if line.startswith(tuple(f"| {m} |" for m in MODELS))
+    ]
     assert len(rows) == len(MODELS) * len(CONTEXTS)

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and caches in E4M3: schedules, and the bit-exact kernels against float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from golden.bounds import attention_bound, prefill_bound
 from golden.formats import Format, to_bf16_codes
-from golden.kernels.attention import attention, chunks
+from golden.kernels.attention import attention, chunks, window_slots
 from golden.kernels.kv import Held, kv_scale
 from golden.kernels.prefill import RowBlock, prefill, schedule
 from golden.kernels.trace import Machine, Trace
+from golden.models import GPT_OSS_120B
 from golden.quantise import quantise_fixed
-from golden.reference.attention import attention_core, visible_keys
+from golden.reference.attention import GqaWeights, attention_core, gqa_project, visible_keys
+from golden.reference.linear import linear
+from golden.reference.rope import rope_tables
 from golden.vector import counted
 from tests.kernel_checks import MACHINES, SMALL, TINY, load, near, rng_of, within
 
@@ -165,7 +170,17 @@ def test_buffers_of_a_prefill() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["full_s0", "sliding_s0", "sink_dominant", "window_edge_n9"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "full_s0",
+        "sliding_s0",
+        "sink_dominant",
+        "window_edge_n1",
+        "window_edge_n8",
+        "window_edge_n9",
+    ],
+)
 def test_prefill_of_the_vectors(name: str) -> None:
     arrays, meta = load(f"gptoss_attn_{name}")
     window = 8 if meta["layer_type"] == "sliding_attention" else None
@@ -185,6 +200,32 @@ def test_prefill_of_the_vectors(name: str) -> None:
         reference, bound = prefill_bound(**given, allowed=allowed)
         within(found, reference, bound, 0.06)
         near(found, arrays["core"][0].reshape(count, -1), 0.02)
+
+
+@pytest.mark.parametrize("name, window", [("full", None), ("sliding", 8)])
+def test_decode_vectors(name: str, window: int | None) -> None:
+    """A prefill of some tokens and a decode of the rest; projections are those of the reference."""
+    arrays, _ = load(f"gptoss_attn_decode_{name}")
+    weights = GqaWeights(
+        *(arrays[f"w_{p}_proj_{kind}"] for p in "qkvo" for kind in ("weight", "bias")),
+        arrays["w_sinks"],
+    )
+    xs = arrays["x"][0]
+    count = len(xs)
+    rope = GPT_OSS_120B.rope
+    tables = rope_tables(np.arange(count), replace(rope, dim=16).inv_freq(), rope.table_scale)
+    q, k, v = (part.astype(np.float32) for part in gqa_project(xs, weights, 16, *tables))
+    given = {"sinks": weights.sinks, "scale": 0.25}
+    cached = {"keys": to_bf16_codes(k), "values": to_bf16_codes(v)}
+    start = 11
+    blocks = schedule(0, start, ring=24, window=window, size=8, block=4, unit=8)
+    outputs = list(prefill(SMALL, Trace(), q[:start], **cached, **given, blocks=blocks))
+    for token in range(start, count):
+        valid = window_slots(token + 1, 24, window)
+        seen = {part: codes[: token + 1] for part, codes in cached.items()}
+        parts = chunks(token + 1, valid, 8)
+        outputs.append(attention(SMALL, Trace(), q[token], **seen, **given, parts=parts).ravel())
+    near(linear(np.stack(outputs), weights.o, weights.o_bias), arrays["out_decode"][0], 0.01)
 
 
 # Caches in E4M3

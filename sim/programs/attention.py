@@ -72,7 +72,14 @@ def attend(
         )
         p.matmul(queries, keys, scores)
         top = memory.scalars(f"{tag}.chunk_max", heads)
-        p.vector(scores, reduce="max", into=top, mask=part.mask)
+        p.vector(
+            scores,
+            reduce="max",
+            into=top,
+            mask=part.mask,
+            mask_lo_step=part.lo_step,
+            mask_hi_step=part.hi_step,
+        )
         new, shrink = top, None
         if largest is not None:
             new = memory.scalars(f"{tag}.max", heads)
@@ -94,6 +101,8 @@ def attend(
             reduce="sum",
             into=chunk_sum,
             mask=part.mask,
+            mask_lo_step=part.lo_step,
+            mask_hi_step=part.hi_step,
         )
         if shrink is None:
             total = chunk_sum
