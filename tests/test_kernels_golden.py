@@ -502,6 +502,42 @@ def test_attention_inside_the_layer() -> None:
             within(trace.buffers[name].values, part.value, part.bound, 0.03)
 
 
+def test_layer_on_a_cache_in_e4m3() -> None:
+    """Keys and values are rounded from FP32 with each head's scales: attention's bound knows it.
+
+    Of the whole layer there is no worst case: the experts' shares could be anything.
+    """
+    shape, weights, xs, cos, sin = gptoss_layer0(SMALL.lanes, Format.BF16)
+    narrow = replace(shape, kv=Format.MXFP8_E4M3)
+    scaled = replace(weights, kv_scales=np.array([[121, 122], [120, 121]], np.uint8))
+    held, known, outputs = LayerCache.empty(narrow), [], []
+    for x, c, s in zip(xs, cos, sin, strict=True):
+        trace, noise = Trace(), Noise()
+        outputs.append(layer(SMALL, trace, narrow, scaled, held, x, c, s))
+        cosine, sine = (row.astype(np.float64) for row in rope_rows(c, s))
+        form = attend_form(narrow, scaled, known, x.astype(np.float64), cosine, sine, noise)
+        form = stored(form, noise)
+        within(trace.buffers["attended"].values.reshape(-1), form.value, form.bound, 1.0)
+    near(np.stack(outputs), load("gptoss_layer0")[0]["out"][0], 0.05)
+
+    cache, trace = LayerCache.empty(narrow), Trace()
+    layer(SMALL, trace, narrow, scaled, cache, xs[0], cos[0], sin[0])
+    plain = Trace()
+    layer(SMALL, plain, shape, weights, LayerCache.empty(shape), xs[0], cos[0], sin[0])
+    np.testing.assert_array_equal(trace.buffers["queries"].codes, plain.buffers["queries"].codes)
+    for name, codes, scales in (
+        ("key", cache.keys, [121, 122]),
+        ("value", cache.values, [120, 121]),
+    ):
+        kept = trace.buffers[name]
+        assert kept.fmt is Format.MXFP8_E4M3 and kept.scales is not None
+        assert kept.scales.tolist() == [[scale] for scale in scales]
+        np.testing.assert_array_equal(kept.codes, codes[0])
+        near(kept.values, plain.buffers[name].values, 0.05)
+    with pytest.raises(ValueError, match="kv_scales must be"):
+        layer(SMALL, Trace(), narrow, weights, LayerCache.empty(narrow), xs[0], cos[0], sin[0])
+
+
 def test_a_wrong_choice_of_experts_is_noticed() -> None:
     shape, weights, xs, cos, sin = gptoss_layer0(SMALL.lanes, Format.MXFP4)
     _, ids = run_layer(SMALL, shape, weights, xs[:2], cos[:2], sin[:2])

@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from golden.bounds.affine import Affine, Array, Noise
 from golden.bounds.moe import times, weighted_experts
-from golden.bounds.roundings import stored
+from golden.bounds.roundings import held, stored
 from golden.bounds.softmax import CachedTokens, mixed, scores_of
 from golden.formats import Format
 from golden.fp32 import Float32
 from golden.kernels.attention import window_slots
 from golden.kernels.layer import LayerShape, LayerWeights, rope_rows
+from golden.quantise import blocks_of
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,14 @@ def attend(
     qkv = times(weights.qkv, normed).reshape(heads + 2 * kv_heads, dim)
     rotated = rotate(qkv[: heads + kv_heads], cosine, sine)
     # Keys and values first: their symbols then are few, and go into the cache with them.
-    key = stored(rotated[heads:], noise)
-    value = stored(qkv[heads + kv_heads :], noise)
+    blocks = blocks_of(dim)
+    key_scales, value_scales = (
+        (None, None)
+        if weights.kv_scales is None
+        else (np.repeat(part[:, None], blocks, axis=1) for part in weights.kv_scales)
+    )
+    key = held(rotated[heads:], shape.kv, key_scales, noise)
+    value = held(qkv[heads + kv_heads :], shape.kv, value_scales, noise)
     cache.append(TokenCache(key, value))
     queries = stored(rotated[:heads], noise)
 
@@ -133,7 +140,9 @@ def attend(
     seen = cache[-slots if shape.window is None else -min(shape.window, len(cache)) :]
     group, outputs = heads // kv_heads, []
     for g in range(kv_heads):
-        tokens = CachedTokens([one.key[g] for one in seen], [one.value[g] for one in seen], noise)
+        tokens = CachedTokens(
+            [one.key[g] for one in seen], [one.value[g] for one in seen], noise, shape.kv
+        )
         for head in range(g * group, (g + 1) * group):
             scores = scores_of(queries[head], tokens, noise).times(dim**-0.5)
             outputs.append(mixed(scores, float(weights.sinks[head]), tokens, slots, noise))

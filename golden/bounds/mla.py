@@ -7,18 +7,10 @@ from numpy.typing import NDArray
 from golden.bounds.affine import Affine, Array, Noise
 from golden.bounds.layer import norm, rotate, stack
 from golden.bounds.moe import times
-from golden.bounds.roundings import fixed_error, stored
+from golden.bounds.roundings import held, stored
 from golden.bounds.softmax import CachedTokens, mixed, scores_of
 from golden.fp32 import Float32
-from golden.kernels.kv import Held
 from golden.kernels.mla import MlaCache, MlaMatrices, MlaShape, rope_rows
-
-
-def held(x: Affine, cache: Held, noise: Noise) -> Affine:
-    """A key x [D] after it was stored in a cache."""
-    if cache.scales is None:
-        return stored(x, noise, cache.fmt)
-    return x.stored(noise, fixed_error(x, cache.fmt, cache.scales))
 
 
 def mla_bound(
@@ -44,7 +36,7 @@ def mla_bound(
         kv_a = times(weights.kv_a, given)
         latent = norm(kv_a[: shape.kv_lora], weights.kv_a_norm, shape.eps)
         rope = rotate(kv_a[shape.kv_lora :], cosine, sine, interleaved=True)
-        tokens.append(held(stack([latent, rope]), cache.keys, noise))
+        tokens.append(held(stack([latent, rope]), cache.keys.fmt, cache.keys.scales, noise))
         out = attend(shape, weights, cache, given, tokens, cosine, sine, noise)
         projected = times(weights.output, out)
         reference.append(projected.value)

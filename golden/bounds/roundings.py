@@ -70,7 +70,9 @@ def mx_error(x: Affine, fmt: Format) -> Array:
 
 
 def fixed_error(x: Affine, fmt: Format, scales: NDArray[np.uint8]) -> Array:
-    """Largest error of x [..., K] stored with given scales [ceil(K / 32)] in an MX float format.
+    """Largest error of x [..., K] stored with given scales in an MX float format.
+
+    The scales are [..., ceil(K / 32)], or [ceil(K / 32)] for all rows.
 
     Half a step at the largest magnitude within reach, or the distance to the largest number.
     """
@@ -78,7 +80,7 @@ def fixed_error(x: Affine, fmt: Format, scales: NDArray[np.uint8]) -> Array:
     if fmt is Format.MXINT8 or not spec.scaled:
         raise ValueError(f"fmt must be an MX float format, not {fmt!r}")
     magnitude = x.magnitude
-    each = expand_scales(scales, magnitude.shape[-1:]) - SCALE_ONE
+    each = expand_scales(scales, (*scales.shape[:-1], magnitude.shape[-1])) - SCALE_ONE
     step = np.maximum(binade(magnitude), each + 1 - spec.bias) - spec.mantissa_bits
     largest = np.ldexp(float(decode(fmt, spec.max_code)), each)
     error = np.maximum(np.ldexp(1.0, step - 1), magnitude - largest)
@@ -93,6 +95,13 @@ def store_error(x: Affine, fmt: Format) -> Array:
 def stored(x: Affine, noise: Noise, fmt: Format = Format.BF16) -> Affine:
     """x after a store in `fmt`, its roundings new symbols."""
     return x.stored(noise, store_error(x, fmt))
+
+
+def held(x: Affine, fmt: Format, scales: NDArray[np.uint8] | None, noise: Noise) -> Affine:
+    """x [..., D] after it was stored in a cache: with given scales [..., ceil(D / 32)] in MX."""
+    if scales is None:
+        return stored(x, noise, fmt)
+    return x.stored(noise, fixed_error(x, fmt, scales))
 
 
 def significands(fmt: Format) -> tuple[int, int]:

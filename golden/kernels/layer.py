@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from golden.formats import Format
+from golden.formats import SPECS, Format
 from golden.fp32 import Float32
 from golden.kernels.attention import (
     attend,
@@ -15,14 +15,18 @@ from golden.kernels.attention import (
     sink_starts,
     window_slots,
 )
+from golden.kernels.kv import Held
 from golden.kernels.moe import Expert, Matrix, expert, gate
 from golden.kernels.trace import Machine, Stored, Trace
+from golden.quantise import blocks_of
 from golden.vector import row_sum, scale_rows, vector
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes of a layer. `window` None is full attention; `ring` slots hold the KV cache."""
+    """Sizes of a layer. `window` None is full attention; `ring` slots hold the KV cache, in format
+    `kv`.
+    """
 
     hidden: int
     heads: int
@@ -33,11 +37,15 @@ class LayerShape:
     top_k: int
     eps: float
     chunk: int = 512
+    kv: Format = Format.BF16
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Norms are FP32 [hidden]; `qkv` [(heads + 2 kv_heads) head_dim, hidden]; sinks [heads]."""
+    """Norms are FP32 [hidden]; `qkv` [(heads + 2 kv_heads) head_dim, hidden]; sinks [heads].
+
+    `kv_scales` [2, kv_heads] are the E8M0 codes of keys and of values in an MX cache.
+    """
 
     attention_norm: Float32
     qkv: Matrix
@@ -46,20 +54,36 @@ class LayerWeights:
     moe_norm: Float32
     router: Matrix
     experts: list[Expert]
+    kv_scales: NDArray[np.uint8] | None = None
+
+    def heads_of(self, shape: LayerShape, which: int, codes: NDArray) -> list[Held]:
+        """Keys (`which` 0) or values (1) [slots, kv_heads, head_dim] by head, as they are held."""
+        if not SPECS[shape.kv].scaled:
+            return [Held(codes[:, g], shape.kv) for g in range(shape.kv_heads)]
+        if self.kv_scales is None or self.kv_scales.shape != (2, shape.kv_heads):
+            raise ValueError(f"kv_scales must be [2, {shape.kv_heads}], not {self.kv_scales!r}")
+        blocks = blocks_of(shape.head_dim)
+        return [
+            Held(codes[:, g], shape.kv, np.full(blocks, scale, np.uint8))
+            for g, scale in enumerate(self.kv_scales[which])
+        ]
 
 
 @dataclass
 class LayerCache:
-    """BF16 keys and values [ring, kv_heads, head_dim] by slot, and the tokens appended so far."""
+    """Codes of keys and values [ring, kv_heads, head_dim] by slot, and the tokens appended so
+    far.
+    """
 
-    keys: NDArray[np.uint16]
-    values: NDArray[np.uint16]
+    keys: NDArray
+    values: NDArray
     length: int = 0
 
     @classmethod
     def empty(cls, shape: LayerShape) -> "LayerCache":
         size = (shape.ring, shape.kv_heads, shape.head_dim)
-        return cls(np.zeros(size, np.uint16), np.zeros(size, np.uint16))
+        kind = np.uint16 if shape.kv is Format.BF16 else np.uint8
+        return cls(np.zeros(size, kind), np.zeros(size, kind))
 
 
 def rope_rows(cos: NDArray, sin: NDArray) -> tuple[Float32, Float32]:
@@ -125,12 +149,18 @@ def layer(
     rotated = vector(rotated_part, cosine, turned, lanes=lanes, mul=True, s2="b", add=True, s3="d")[
         0
     ]
-    # One command stores both in BF16.
+    # One command stores both, if both are BF16.
     queries = trace.keep("queries", rotated[:heads], Format.BF16)
-    key = trace.keep("key", rotated[heads:], Format.BF16)
-    value = trace.keep("value", qkv[heads + kv_heads :], Format.BF16)
     slot = cache.length % shape.ring
-    cache.keys[slot], cache.values[slot] = key.codes, value.codes
+    keys = weights.heads_of(shape, 0, cache.keys)
+    values = weights.heads_of(shape, 1, cache.values)
+    for name, kept, rows in (
+        ("key", keys, rotated[heads:]),
+        ("value", values, qkv[heads + kv_heads :]),
+    ):
+        codes = np.concatenate([h.put(slot, row) for h, row in zip(kept, rows, strict=True)])
+        scales = [h.scales for h in kept if h.scales is not None]
+        trace.record(name, Stored(codes, shape.kv, np.stack(scales) if scales else None))
     cache.length += 1
 
     valid = window_slots(cache.length, shape.ring, shape.window)
@@ -144,8 +174,8 @@ def layer(
             trace,
             f"g{g}",
             queries.codes[g * group : (g + 1) * group],
-            cache.keys[:, g],
-            cache.values[:, g],
+            keys[g],
+            values[g],
             starts[g * group : (g + 1) * group],
             factor,
             parts,
