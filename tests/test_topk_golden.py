@@ -5,8 +5,10 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from golden.topk import topk
+from golden.topk import choose, topk
 
 
 def select(scores: np.ndarray, k: int) -> list[int]:
@@ -84,3 +86,125 @@ def test_impossible_k_is_refused(k: int) -> None:
 def test_integer_scores_are_refused() -> None:
     with pytest.raises(ValueError, match="scores must be"):
         topk(np.zeros(4, np.int32), 1)
+
+
+# Bias and groups
+
+
+def ranked(left: list[int], better) -> int:
+    """The best of `left` (ascending): the first that no other beats."""
+    best = left[0]
+    for index in left[1:]:
+        if better(index, best):
+            best = index
+    return best
+
+
+def choose_plainly(
+    scores: np.ndarray, bias: np.ndarray, k: int, groups: int, kept: int
+) -> list[int]:
+    """The rules in words, one choice at a time."""
+    with np.errstate(all="ignore"):
+        choice = [np.float32(s + b) for s, b in zip(scores, bias, strict=True)]
+    size = len(choice) // groups
+    open_groups = list(range(groups))
+    if groups > 1:
+        sums = []
+        for g in range(groups):
+            first, second = select(np.array(choice[g * size : (g + 1) * size]), 2)
+            with np.errstate(all="ignore"):
+                sums.append(np.float32(choice[g * size + first] + choice[g * size + second]))
+        open_groups = select(np.array(sums, np.float32), kept)
+
+    def better(challenger: int, holder: int) -> bool:
+        a, b = choice[challenger], choice[holder]
+        if math.isnan(a) or math.isnan(b):
+            return math.isnan(b) and not math.isnan(a)
+        a_open, b_open = challenger // size in open_groups, holder // size in open_groups
+        return a_open > b_open if a_open != b_open else bool(a > b)
+
+    left, chosen = list(range(len(choice))), []
+    for _ in range(k):
+        chosen.append(ranked(left, better))
+        left.remove(chosen[-1])
+    return chosen
+
+
+VALUES = [0.0, -0.0, 1.0, -1.0, 1.5, -2.0, 1e-45, math.inf, -math.inf, math.nan, 3e38]
+gated_rows = st.integers(0, 3).flatmap(
+    lambda log2: st.integers(2, 6).flatmap(
+        lambda size: st.tuples(
+            st.just(1 << log2),
+            st.lists(st.sampled_from(VALUES), min_size=size << log2, max_size=size << log2),
+            st.lists(st.sampled_from(VALUES[:6]), min_size=size << log2, max_size=size << log2),
+            st.integers(1, 1 << log2),
+            st.integers(1, 8),
+        )
+    )
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(gated_rows)
+def test_choice_by_bias_and_groups(row) -> None:
+    groups, values, biases, kept, k = row
+    scores, bias = np.array(values, np.float32), np.array(biases, np.float32)
+    k = min(k, len(scores) // groups * kept)
+    ids, chosen, nan_row = choose(scores, k, bias=bias, groups=groups, groups_kept=kept)
+    assert ids.tolist() == choose_plainly(scores, bias, k, groups, kept)
+    np.testing.assert_array_equal(chosen.view(np.uint32), scores[ids].view(np.uint32))
+    with np.errstate(all="ignore"):
+        choice = scores + bias
+    assert nan_row == np.isnan(choice).all()
+    numbers = np.count_nonzero(~np.isnan(choice))
+    assert not np.isnan(choice[ids[:numbers]]).any()  # a NaN only when nothing else is left
+
+
+@pytest.mark.parametrize("experts, groups, kept, k", [(256, 8, 4, 8), (512, 8, 3, 8)])
+def test_dropped_groups_stay_out_although_all_scores_are_negative(
+    experts: int, groups: int, kept: int, k: int
+) -> None:
+    rng = np.random.default_rng(experts)
+    scores = rng.random((20, experts)).astype(np.float32)
+    bias = np.full(experts, -3, np.float32)
+    ids, _, _ = choose(scores, k, bias=bias, groups=groups, groups_kept=kept)
+    runs = np.sort((scores + bias).reshape(20, groups, -1), axis=-1)
+    best = np.argsort(-(runs[..., -1] + runs[..., -2]), axis=-1)[:, :kept]
+    for row, allowed in zip(ids, best, strict=True):
+        assert set(row // (experts // groups)) <= set(allowed)
+
+
+def test_the_bias_only_chooses() -> None:
+    scores = np.array([0.5, 0.25, 0.125, -0.0], np.float32)
+    bias = np.array([0, 0, 1, 2], np.float32)
+    ids, chosen, nan_row = choose(scores, 3, bias=bias)
+    assert ids.tolist() == [3, 2, 0] and chosen.tolist() == [0, 0.125, 0.5]
+    assert np.signbit(chosen[0]) and not nan_row
+    # Only the FP32 sum counts: the last bit of 1 + 2^-24 is lost, and the lower index goes first.
+    tied = np.array([1, 1 + 2.0**-23], np.float32)
+    assert choose(tied, 2, bias=np.full(2, 8, np.float32))[0].tolist() == [0, 1]
+    assert choose(tied, 2)[0].tolist() == [1, 0]
+
+
+def test_nan_rows_give_valid_ids() -> None:
+    scores = np.full((2, 16), np.nan, np.float32)
+    scores[1, 13] = -np.inf
+    ids, _, nan_row = choose(scores, 4, groups=4, groups_kept=1)
+    assert ids.tolist() == [[0, 1, 2, 3], [13, 0, 1, 2]] and nan_row.tolist() == [True, False]
+    assert choose(np.zeros(4, np.float32), 2, bias=np.full(4, np.nan, np.float32))[2]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"groups": 3}, "groups must split 8"),
+        ({"groups": 8}, "groups must split 8"),
+        ({"groups": 2, "groups_kept": 0}, "groups_kept must be 1 to 2"),
+        ({"groups": 2, "groups_kept": 3}, "groups_kept must be 1 to 2"),
+        ({"groups_kept": 2}, "groups_kept must be 1 to 1"),
+        ({"groups": 4}, "k must be 1 to the 2 experts of the kept groups, not 3"),
+    ],
+)
+def test_impossible_groups_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose(np.zeros(8, np.float32), 3, **options)
