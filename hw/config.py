@@ -155,7 +155,8 @@ _TINY = TileConfig(
     hbm_rate=Fraction(16),
     program_beats=4096,
 )
-_SMALL = TileConfig(hbm_rate=scaled_hbm_rate(8, 16))
+# 4 MiB of KV SRAM hold 8,192 tokens of a GPT-OSS KV head beside the weight stream's ring.
+_SMALL = TileConfig(kv_bytes=4 * 1024 * 1024, hbm_rate=scaled_hbm_rate(8, 16))
 _MESH = TileConfig(rows=4, cols=8, sram_banks=32, result_depth=32, hbm_rate=scaled_hbm_rate(4, 8))
 _SLICE = TileConfig(
     rows=32,

@@ -137,7 +137,11 @@ def run(request: KernelRequest) -> KernelResult:
     )
     attended = memory.buffer("attended", heads, dim, Format.BF16)
     program(p, rotated, key, value, sink, regions, slot, exponent_factor(scale), parts, attended)
-    checks = [Check(memory.buffers[name], kept) for name, kept in trace.buffers.items()]
+    checks = [
+        Check(memory.buffers[name], kept)
+        for name, kept in trace.buffers.items()
+        if name in memory.buffers
+    ]
     held = [
         check
         for g, region in enumerate(regions)

@@ -102,6 +102,7 @@ class TileMemory:
         self.kv_images: list[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]] = []
         self.hbm_image = bytearray()
         self.buffers: dict[str, Buffer] = {}
+        self._shared: dict[str, Buffer] = {}  # last buffer of each shared place
 
     def buffer(
         self,
@@ -110,9 +111,13 @@ class TileMemory:
         cols: int,
         fmt: Format = Format.FP32,
         weight: Format | None = None,
+        share: str | None = None,
     ) -> Buffer:
         """A new buffer, aligned for the vector engine and, if `weight` is given, as activations
         of a matmul with weights of that format.
+
+        Buffers of one `share` take the same place, each after the one before is no longer needed;
+        the first is the largest. Only the last of them is in `buffers`.
         """
         config = self.config
         bits = SPECS[fmt].storage_bits
@@ -121,14 +126,25 @@ class TileMemory:
             unit = max(unit, LINE_BYTES * config.rows * lines_per_group(fmt, weight))
         size = -(-cols * bits // 8)
         stride = align_up(size, unit)
-        made = Buffer(
-            name,
-            self._take_sram(name, align_up(rows * stride, unit), unit),
-            rows,
-            cols,
-            fmt,
-            stride,
-        )
+        if weight is not None and rows > 1 and stride // unit % 2 == 0:
+            # The array reads one piece of every row before it goes on: an odd stride keeps these
+            # pieces in different banks, so that other clients find theirs free.
+            stride += unit
+        place = self._shared.get(share) if share else None
+        if place is None:
+            address = self._take_sram(name, align_up(rows * stride, unit), unit)
+        else:
+            address = place.address
+            if rows * stride > place.rows * place.stride or address % unit:
+                raise ValueError(
+                    f"{name} must fit into {place.name}, whose place it takes, not {rows} rows of "
+                    f"{stride} bytes"
+                )
+            self.buffers.pop(place.name, None)
+        made = Buffer(name, address, rows, cols, fmt, stride)
+        if share:
+            whole = made if place is None else place
+            self._shared[share] = Buffer(name, address, whole.rows, cols, fmt, whole.stride)
         self.buffers[name] = made
         return made
 
@@ -150,6 +166,11 @@ class TileMemory:
     def scalars(self, name: str, count: int) -> Buffer:
         """A vector of FP32 scalars, one per row of something else."""
         return self.buffer(name, 1, count)
+
+    @property
+    def sram_free(self) -> int:
+        """Bytes of tile SRAM that are not taken."""
+        return self.config.sram_bytes - self._sram
 
     def mark(self) -> int:
         """The tile SRAM that is taken so far, for `rewind`."""
