@@ -262,18 +262,24 @@ def convert(config, jobs: list[tuple[Blocks, Format, Format, dict]], stall: floa
     """Runs `jobs` (blocks, source, result format, command fields), one after the other, at once.
 
     Every job's codes and scales are compared with those of its blocks, and all other bytes of the
-    memory with what they were. A job is one row of all its blocks, or one row for each.
+    memory with what they were. A job is one row of all its blocks, or one row for each where a
+    block is at least a vector.
     """
     print(f"seed {seed}")
-    memory = Memory(1 << 16, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    memory = Memory(1 << 16, rng)
     state: dict[str, Memory] = {}
     out = 3 << 14
 
     def prepare(index: int) -> dict[str, int]:
         given, source, fmt, fields = jobs[index]
+        # Nothing of the job before may pass for a result of this one.
+        memory.data[out:] = rng.integers(0, 256, len(memory.data) - out)
+        memory.scales[out // 16 :] = rng.integers(0, 256, len(memory.scales) - out // 16)
         memory.put(0, given.values.reshape(-1), source)
         state["before"] = memory.copy()
-        rows, cols = given.values.shape if index % 2 else (1, given.values.size)
+        single = index % 2 == 0 or config.lanes > 32
+        rows, cols = (1, given.values.size) if single else given.values.shape
         return copy_command(rows, cols, source, fmt, out_addr=out, **fields)
 
     def check(index: int) -> None:
