@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 help:
 	@echo "make setup     make .venv with everything in it"
-	@echo "make demo      run a decoder layer in RTL and say where to look next"
+	@echo "make demo      run a decoder layer and a small language model in RTL"
 	@echo "make test      the tests; 15 minutes at most on two cores"
 	@echo "make test-all  the tests, the long ones included"
 	@echo "make verilog   emit BLOCK=$(BLOCK) CONFIG=$(CONFIG) into build/verilog"

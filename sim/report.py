@@ -88,6 +88,7 @@ def show(console: Console, result: KernelResult) -> None:
         ("build_s", result.build_s),
         ("wall_s", result.wall_s),
         ("cycles_per_s", result.cycles_per_s),
+        *result.extra.items(),
     ]
     shape = " ".join(f"{name}={value}" for name, value in result.shape.items())
     table(
@@ -124,6 +125,8 @@ def show(console: Console, result: KernelResult) -> None:
             )
         )
     )
+    if result.text:
+        console.print(result.text, markup=False, highlight=False)
     for line in result.differences[:DIFFERENCES]:
         console.print(line, markup=False)
     console.print(verdict)

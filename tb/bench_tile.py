@@ -2,8 +2,14 @@
 """cocotb bench of the simulated system: loads tiles, runs their programs, reads memories back.
 
 Parameters: `runs`, a list of {load: [first, count] per tile, start: beat per tile or null, limit:
-cycles, reads: [[tile, host address, lines], ...]}; `stall` (of 256); `err` [lo, hi]. It reports per
-run the status of each tile and its counters, and the lines read as arrays `read_<run>_<index>`.
+cycles, reads: [[tile, host address, lines], ...], pick: [tile, from, to] or null}; `stall` (of
+256); `err` [lo, hi]. It reports per run the status of each tile and its counters, and the lines
+read as arrays `read_<run>_<index>`.
+
+A run with `pick` takes the first word of the line at host address `from`, which an earlier run has
+left there, and writes the lines of that index of the array `rows` [index, lines, 16] from host
+address `to` on: the host of a language model, which gives the tile the embedding of the token that
+the tile has chosen.
 """
 
 import cocotb
@@ -68,6 +74,12 @@ class System:
             found[i, 16] = scale
         return found
 
+    async def pick(self, tile: int, source: int, target: int) -> None:
+        """Writes the lines of `rows` whose index the tile has left at `source`."""
+        line, _ = await self.access(tile, source)
+        for i, row in enumerate(bench.arrays()["rows"][line & 0xFFFFFFFF]):
+            await self.access(tile, target + i, int.from_bytes(row.tobytes(), "little"))
+
     async def status(self, tile: int) -> dict:
         word, _ = await self.access(tile, 1)
         return {
@@ -120,6 +132,8 @@ async def run_programs(dut) -> None:
         if run.get("reset"):
             for tile in range(system.tiles):
                 await system.access(tile, 0, 2)
+        if run.get("pick"):
+            await system.pick(*run["pick"])
         dut.stall.value = given.get("stall", 0)
         started = []
         for tile, start in enumerate(run["start"]):

@@ -31,6 +31,8 @@ KEYS = {
     "build_s",
     "cycles_per_s",
     "sources",
+    "extra",
+    "text",
 }
 OPTIONS = {
     "m": Option(4, "rows", 1, 64),

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The command; `arguments` are those of the process if None."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
-    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(arguments)
     text = corpus(np.random.default_rng(given.seed))

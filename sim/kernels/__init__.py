@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels that `jalapeno sim` runs, by name."""
 
-from sim.kernels import attention, gemm, layer, moe
+from sim.kernels import attention, gemm, generate, layer, moe
 from sim.kernels.types import Kernel
 
 KERNELS: dict[str, Kernel] = {
-    kernel.name: kernel for kernel in (gemm.KERNEL, attention.KERNEL, moe.KERNEL, layer.KERNEL)
+    kernel.name: kernel
+    for kernel in (gemm.KERNEL, attention.KERNEL, moe.KERNEL, layer.KERNEL, generate.KERNEL)
 }

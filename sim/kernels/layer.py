@@ -31,6 +31,7 @@ from sim.programs.layer import LayerPlace
 from sim.programs.layer import layer as program
 from sim.programs.memory import Buffer, TileMemory, align_up, require
 from sim.programs.moe import place_experts, place_matrix
+from sim.programs.resident import place_resident
 from sim.programs.work import Work
 
 # The sizes of `gptoss_layer0`; with these the layer runs on that file's tokens and weights.
@@ -117,12 +118,14 @@ def vector(memory: TileMemory, name: str, values: NDArray, rows: int = 1) -> Buf
     return memory.fill(memory.buffer(name, *codes.shape), Stored(codes, Format.FP32))
 
 
-def place_layer(p: TileProgram, shape: LayerShape, weights: LayerWeights) -> LayerPlace:
-    """Puts a layer's weights into HBM and tile SRAM."""
+def place_layer(
+    p: TileProgram, shape: LayerShape, weights: LayerWeights, stream: bool = True
+) -> LayerPlace:
+    """Puts a layer's matrices into HBM (`stream`) or KV SRAM, vectors into tile SRAM."""
     memory = p.memory
-    qkv, qkv_bias = place_matrix(memory, "qkv", weights.qkv, stream=True)
-    output, output_bias = place_matrix(memory, "output", weights.output, stream=True)
-    router, router_bias = place_matrix(memory, "router", weights.router, stream=True)
+    qkv, qkv_bias = place_matrix(memory, "qkv", weights.qkv, stream)
+    output, output_bias = place_matrix(memory, "output", weights.output, stream)
+    router, router_bias = place_matrix(memory, "router", weights.router, stream)
     return LayerPlace(
         vector(memory, "attention_norm", weights.attention_norm),
         qkv,
@@ -133,7 +136,7 @@ def place_layer(p: TileProgram, shape: LayerShape, weights: LayerWeights) -> Lay
         vector(memory, "moe_norm", weights.moe_norm),
         router,
         router_bias,
-        place_experts(memory, weights.experts),
+        (place_experts if stream else place_resident)(memory, weights.experts),
         [KvRegion.allocate(p, f"kv{g}", shape.ring, shape.head_dim) for g in range(shape.kv_heads)],
     )
 

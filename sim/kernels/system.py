@@ -47,6 +47,17 @@ class KvCheck:
     tile: int = 0
 
 
+@dataclass(frozen=True)
+class Pick:
+    """Before a run the host reads an index that an earlier run has left in `index` and writes the
+    row of `simulate`'s `rows` with that index into `target`.
+    """
+
+    index: Buffer
+    target: Buffer
+    tile: int = 0
+
+
 @dataclass
 class TileRun:
     """One start of the tiles: a program per tile (None: idle), host writes before, checks after."""
@@ -55,6 +66,7 @@ class TileRun:
     images: Sequence[TileMemory]  # SRAM and KV images to load before this run, per tile
     checks: list[Check] = field(default_factory=list)
     kv_checks: list[KvCheck] = field(default_factory=list)
+    pick: Pick | None = None
 
 
 @dataclass(frozen=True)
@@ -171,16 +183,33 @@ def compare(name: str, found: Stored, expected: Stored) -> tuple[int, int, str]:
     return compared, mismatched, text
 
 
+def picked_lines(rows: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """FP32 rows [index, cols] as lines [index, n, 16]."""
+    padded = np.zeros((len(rows), -(-rows.shape[1] // 4) * 4), "<f4")
+    padded[:, : rows.shape[1]] = rows
+    return padded.view(np.uint8).reshape(len(rows), -1, LINE_BYTES)
+
+
+def _host_addresses(pick: Pick | None) -> list[int] | None:
+    """Tile and host addresses of a pick, for the bench."""
+    if pick is None:
+        return None
+    lines = [buffer.address // LINE_BYTES for buffer in (pick.index, pick.target)]
+    return [pick.tile, *(Region.TILE_SRAM.value << REGION_LO | line for line in lines)]
+
+
 def simulate(
     request: KernelRequest,
     memories: Sequence[TileMemory],
     runs: Sequence[TileRun],
     err: tuple[int, int] = (0, 0),
     allow: Sequence[str] = ("DONE",),
+    rows: NDArray[np.float32] | None = None,
 ) -> SystemResult:
     """Builds the system if needed, runs everything, and compares what is in memory.
 
-    `memories` give each tile's HBM contents. ToolError when a tile stops with a status not allowed.
+    `memories` give each tile's HBM contents; `rows` [index, cols] are what a `Pick` chooses from.
+    ToolError when a tile stops with a status not allowed.
     """
     config = request.config
     tiles = config.tiles
@@ -216,6 +245,7 @@ def simulate(
                 "start": [None if p is None else 0 for p in each.programs],
                 "limit": CYCLE_LIMIT,
                 "reads": reads,
+                "pick": _host_addresses(each.pick),
             }
         )
     plusargs = []
@@ -239,6 +269,7 @@ def simulate(
         plusargs=plusargs,
         seed=request.seed,
         waves=request.waves,
+        arrays={} if rows is None else {"rows": picked_lines(rows)},
         parameters={
             "runs": plan,
             "stall": STALLS[request.stall] * 256 // 100,

@@ -86,7 +86,7 @@ class KernelResult:
     what it may be. `fraction_of_roofline` is the time that the `roofline` (its name) allows, over
     the time taken. `counters` are cycles by engine and activity. `sources` says for each figure
     whether it was measured, derived or assumed; `differences` name the first wrong value of each
-    buffer that differs.
+    buffer that differs. `extra` holds a kernel's own figures, `text` what a model has said.
     """
 
     kernel: str
@@ -108,6 +108,8 @@ class KernelResult:
     cycles_per_s: float
     sources: Mapping[str, str] = field(default_factory=dict)
     differences: tuple[str, ...] = ()
+    extra: Mapping[str, int | float] = field(default_factory=dict)
+    text: str = ""
 
     def __post_init__(self) -> None:
         for figure, source in self.sources.items():

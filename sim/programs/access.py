@@ -8,6 +8,7 @@ from typing import Any
 from golden.formats import SPECS, Format, group_elements
 from hw.config import LINE_BYTES, TileConfig
 from hw.isa import Direction, Init, Kind, Reduce
+from sim.assembler import Indirect
 
 Range = tuple[str, int, int]  # memory, first, end
 SRAM, KV, HBM = "sram", "kv", "hbm"
@@ -15,9 +16,19 @@ WHOLE = 1 << 40
 Operands = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Within(Indirect):
+    """An address in a register that is known to lie, with all that is touched, in [first, end)."""
+
+    first: int
+    end: int
+
+
 @dataclass
 class Access:
-    """Ranges that a command reads and writes. An address in a register counts as anywhere."""
+    """Ranges that a command reads and writes. An address in a register counts as anywhere, unless
+    it is `Within` a range.
+    """
 
     reads: list[Range] = field(default_factory=list)
     writes: list[Range] = field(default_factory=list)
@@ -40,6 +51,8 @@ def _overlap(ours: list[Range], theirs: list[Range]) -> bool:
 
 
 def _range(memory: str, first: Any, size: int) -> Range:
+    if isinstance(first, Within):
+        return memory, first.first, first.end
     if not isinstance(first, int):
         return memory, 0, WHOLE
     return memory, first, first + size

@@ -12,6 +12,8 @@ from sim.programs.attention import KvRegion, append, attend_groups
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, Weights
 from sim.programs.moe import ExpertImage, expert, gate
+from sim.programs.resident import ResidentExperts
+from sim.programs.resident import experts as resident_experts
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class LayerPlace:
     moe_norm: Buffer
     router: Weights
     router_bias: Buffer
-    experts: ExpertImage
+    experts: ExpertImage | ResidentExperts
     regions: list[KvRegion]
 
 
@@ -98,8 +100,13 @@ def layer(
     p.matmul(normed2, place.router, logits, place.router_bias)
     ids, shares = gate(p, "gate", logits, shape.top_k)
     total = middle
+    if isinstance(place.experts, ResidentExperts):
+        results = resident_experts(p, normed2, place.experts, ids, shape.top_k)
     for i in range(shape.top_k):
-        result = expert(p, f"e{i}", normed2, place.experts, ids, i)
+        if isinstance(place.experts, ResidentExperts):
+            result = results[i]
+        else:
+            result = expert(p, f"e{i}", normed2, place.experts, ids, i)
         share = Buffer("share", shares.at(0, i), 1, 1, Format.FP32, 4)
         after = memory.buffer(f"e{i}.stream", 1, shape.hidden)
         p.vector(result, after, b=share, b_row=True, d=total, mul=True, add=True, s3="d")
