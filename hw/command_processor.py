@@ -73,7 +73,7 @@ class CommandProcessor(wiring.Component):
                 "load_activity": In(isa.Activity),
             }
             | {
-                f"engine_{e.name.lower()}": In(EngineControl(isa.BY_ENGINE[e]))
+                f"engine_{e.name.lower()}": In(EngineControl(*isa.BY_ENGINE[e]))
                 for e in self.engines
             }
         )

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command queue in front of an engine: order, semaphores, and what is in flight."""
 
+from collections.abc import Sequence
+
 from amaranth import Module, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
@@ -34,14 +36,14 @@ class CommandQueue(wiring.Component):
 
     Parameters
     ----------
-    command : the engine's command.
+    commands : those that the engine executes.
     depth : commands that wait.
     pc_bits : width of the beat address.
     in_flight : commands that the engine may hold.
 
     Members
     -------
-    input : `isa.queue_entry(command, pc_bits)`.
+    input : `isa.queue_entry(commands, pc_bits)`.
     engine : the other side of the engine's `EngineControl`; `done` comes at least one cycle after
         its command was taken.
     take, post : to the semaphores.
@@ -55,19 +57,23 @@ class CommandQueue(wiring.Component):
     cycles. `input` is ready whenever there is room.
     """
 
-    def __init__(self, command: isa.Command, depth: int, pc_bits: int, in_flight: int = 4):
+    def __init__(
+        self, commands: Sequence[isa.Command], depth: int, pc_bits: int, in_flight: int = 4
+    ):
+        if not commands:
+            raise ValueError(f"commands must be at least one, not {commands!r}")
         if depth < 1:
             raise ValueError(f"depth must be at least 1, not {depth!r}")
         if pc_bits < 1:
             raise ValueError(f"pc_bits must be at least 1, not {pc_bits!r}")
         if in_flight < 1:
             raise ValueError(f"in_flight must be at least 1, not {in_flight!r}")
-        self.command, self.depth, self.pc_bits = command, depth, pc_bits
+        self.commands, self.depth, self.pc_bits = tuple(commands), depth, pc_bits
         self.in_flight = in_flight
         super().__init__(
             {
-                "input": In(stream.Signature(isa.queue_entry(command, pc_bits))),
-                "engine": In(EngineControl(command)),
+                "input": In(stream.Signature(isa.queue_entry(commands, pc_bits))),
+                "engine": In(EngineControl(*commands)),
                 "take": Out(TakeRequest()),
                 "post": Out(POST_PAIR),
                 "status": Out(queue_status(pc_bits)),
@@ -81,7 +87,7 @@ class CommandQueue(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        entry = isa.queue_entry(self.command, self.pc_bits)
+        entry = isa.queue_entry(self.commands, self.pc_bits)
         flight_entry = data.StructLayout({"post": POST_PAIR, "pc": self.pc_bits})
         m.submodules.queue = queue = SyncFIFO(width=entry.size, depth=self.depth)
         m.submodules.flight = flight = SyncFIFO(width=flight_entry.size, depth=self.in_flight)

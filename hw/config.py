@@ -35,6 +35,7 @@ class TileConfig:
     sram_banks: int = 64
     kv_bytes: int = 2 * 1024 * 1024
     stream_rows: int = 64
+    block_entries: int = 512
     hbm_rate: Fraction = Fraction(75, 8)
     hbm_port_bytes: int = 16
     hbm_ports: int = 1
@@ -70,6 +71,7 @@ class TileConfig:
                 f"stream_rows must be from 2 x rows = {2 * self.rows} to half of the KV SRAM's "
                 f"{self.kv_rows} rows, not {self.stream_rows!r}"
             )
+        _power_of_two("block_entries", self.block_entries, 2, 1 << 16)
         if self.hbm_rate <= 0 or self.hbm_rate > self.hbm_port_bytes * self.hbm_ports:
             raise ValueError(
                 "hbm_rate must be above 0 and at most "

@@ -13,6 +13,7 @@ word with any of them set, that is, a value too wide for its operand, is an ille
 Assembler, disassembler, decoder and `docs/isa.md` are all made from the tables below.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -259,7 +260,10 @@ MATMUL = Command(
         "out[m, n] = init + sum over k of act[m, k] * weight[k, n], in the array's order. "
         "Activation rows lie in tile SRAM; weights are rows of the KV SRAM (column tile t, group "
         "g in row weight_addr + t * weight_nstride + g * weight_gstride, bank = column) or come "
-        "in order from the weight stream."
+        "in order from the weight stream. Paged weights lie in blocks of 2^block_log2 tokens; the "
+        "first row of token block b is that of table entry table + b, to which weight_addr and the "
+        "strides within the block are added. Along N (tokens are columns) t counts the block's "
+        "column tiles, along K (tokens are contracted) g counts the block's groups."
     ),
     (
         Operand(
@@ -290,6 +294,10 @@ MATMUL = Command(
         Operand("stream", 13, 1, "1: weights from the weight stream", 6),
         Operand("init", 13, 1, "Init", 7),
         Operand("out_bf16", 13, 1, "1: results rounded to BF16, 0: FP32", 8),
+        Operand("paged", 13, 1, "1: rows by the block table (not from the weight stream)", 9),
+        Operand("page_k", 13, 1, "1: blocks along K, 0: along N", 10),
+        Operand("block_log2", 13, 3, "log2 of the tokens of a block, 4 to 7", 11),
+        Operand("table", 14, 16, "block table entry of the first block"),
     ),
 )
 
@@ -469,21 +477,56 @@ COLLECTIVE = Command(
     ),
 )
 
-COMMANDS: tuple[Command, ...] = (MATMUL, VECTOR, TOPK, DMA, STREAM, KVAPPEND, SEND, COLLECTIVE)
+BLOCKTABLE = Command(
+    "BLOCKTABLE",
+    40,
+    Engine.MATRIX,
+    (
+        "Copies `count` 32-bit words of tile SRAM to the block table's entries from `table` on: "
+        "the first KV SRAM row of each block of a paged cache, for MATMUL. It starts when all "
+        "MATMUL before it are complete, and those after it see its entries."
+    ),
+    (
+        Operand("addr", 2, 32, "byte address of the words, a multiple of 4"),
+        Operand("count", 3, 16, "words, at least 1"),
+        Operand("table", 14, 16, "first entry; table + count at most block_entries"),
+    ),
+)
+
+COMMANDS: tuple[Command, ...] = (
+    MATMUL,
+    VECTOR,
+    TOPK,
+    DMA,
+    STREAM,
+    KVAPPEND,
+    SEND,
+    COLLECTIVE,
+    BLOCKTABLE,
+)
 BY_OPCODE = {c.opcode: c for c in COMMANDS}
-BY_ENGINE = {c.engine: c for c in COMMANDS}
+BY_ENGINE = {e: tuple(c for c in COMMANDS if c.engine is e) for e in Engine}
 
 
-def operand_layout(command: Command) -> data.StructLayout:
-    """Layout of the operands of `command` as an engine takes them, in table order."""
-    return data.StructLayout({op.name: op.width for op in command.operands})
+def operand_layout(*commands: Command) -> data.StructLayout:
+    """Layout of operands as an engine takes them, in table order.
+
+    An engine of several commands gets the operands of all, those of equal name (which then have
+    one place in the encoding) once, and `code`: which of the commands it is, by position.
+    """
+    fields = {op.name: op.width for command in commands for op in command.operands}
+    if len(commands) > 1:
+        fields["code"] = (len(commands) - 1).bit_length()
+    return data.StructLayout(fields)
 
 
 SYNC_LAYOUT = data.StructLayout({name: width for name, (_, width) in SYNC_FIELDS.items()})
 
 
-def queue_entry(command: Command, pc_bits: int) -> data.StructLayout:
-    """A command on its way to its engine: operands, semaphores, and beat address for the status."""
+def queue_entry(commands: Sequence[Command], pc_bits: int) -> data.StructLayout:
+    """One of an engine's `commands` on its way: operands, semaphores, and beat address for the
+    status.
+    """
     return data.StructLayout(
-        {"operands": operand_layout(command), "sync": SYNC_LAYOUT, "pc": pc_bits}
+        {"operands": operand_layout(*commands), "sync": SYNC_LAYOUT, "pc": pc_bits}
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix engine: executes MATMUL commands on the matmul array.
+"""The matrix engine: executes MATMUL commands on the matmul array, and keeps the block table.
 
 Three stages work on up to three commands at once: the weight loader fills the shadow registers for
 the next weight tiles, the slice issuer feeds activations, the result writer empties the array.
@@ -13,12 +13,14 @@ from amaranth.lib.wiring import In, Out
 
 from hw.array import MatmulArray
 from hw.bias_fetch import BiasFetch
+from hw.block_table import BlockTable
 from hw.config import TileConfig
 from hw.emit import place
 from hw.fifo import StreamFifo
-from hw.isa import MATMUL, Activity, Init, Status
+from hw.isa import BLOCKTABLE, MATMUL, Activity, Init, Status, operand_layout
 from hw.kv_sram import KvSram
 from hw.matrix_job import JOB_LAYOUT, PairDecoder
+from hw.page_check import PageCheck
 from hw.ports import ActivationClient, EngineControl, SramClient, WeightRead
 from hw.result_writer import ResultWriter
 from hw.slice_issuer import ISSUE_LATENCY, SliceIssuer
@@ -26,6 +28,7 @@ from hw.tile_sram import TileSram
 from hw.weight_loader import AHEAD, POSITION_BITS, WeightLoader, load_meta, tile_layout
 
 JOBS = 4  # commands in the engine at once
+COMMANDS = (MATMUL, BLOCKTABLE)
 
 
 class MatrixEngine(wiring.Component):
@@ -34,7 +37,9 @@ class MatrixEngine(wiring.Component):
     Throughput: one slice per cycle, one row of weights per cycle, one result row per cycle. A
     command of one K tile and one activation row is done about ROW_HOP * rows + cols + 23 cycles
     after it is taken; commands that do not wait for each other follow without a bubble. Illegal: m
-    of 0 or above acc_rows, n or k of 0, FP32 operands, misaligned addresses or strides.
+    of 0 or above acc_rows, n or k of 0, FP32 operands, misaligned addresses or strides; paged
+    weights from the stream, or in blocks below 16 tokens, a column tile (along N) or a line (along
+    K). BLOCKTABLE waits until the engine is empty: see `BlockTable`.
     """
 
     def __init__(self, config: TileConfig):
@@ -44,7 +49,7 @@ class MatrixEngine(wiring.Component):
         )
         super().__init__(
             {
-                "control": Out(EngineControl(MATMUL)),
+                "control": Out(EngineControl(*COMMANDS)),
                 "activation": Out(ActivationClient(config.rows)),
                 "memory": Out(SramClient(config.vector_lines)),
                 "weights": Out(WeightRead(config.cols, load_meta(config.rows).size)),
@@ -60,7 +65,10 @@ class MatrixEngine(wiring.Component):
         config, array = self.config, self.array
         place(m, platform, "array", array)
         m.submodules.pair = pair = PairDecoder()
-        m.submodules.loader = loader = WeightLoader(config, ISSUE_LATENCY - KvSram.READ_LATENCY)
+        m.submodules.loader = loader = WeightLoader(
+            config, ISSUE_LATENCY - KvSram.READ_LATENCY - WeightLoader.CHOICE_LATENCY
+        )
+        m.submodules.table = table = BlockTable(config)
         m.submodules.issuer = issuer = SliceIssuer(config, array)
         m.submodules.bias = bias = BiasFetch(config, array, ISSUE_LATENCY + array.RESULT_LATENCY)
         m.submodules.writer = writer = ResultWriter(config)
@@ -69,28 +77,46 @@ class MatrixEngine(wiring.Component):
             queues[name] = StreamFifo(JOB_LAYOUT, depth)
             m.submodules[f"{name}_jobs"] = queues[name]
 
-        # Acceptance: a legal command goes to every stage at once, an illegal one to none.
+        # Acceptance: a legal MATMUL goes to every stage at once, an illegal one to none; the table
+        # takes a BLOCKTABLE when nothing else is in the engine.
         command = self.control.command.payload
         legal, room, accept, refuse = Signal(), Signal(), Signal(), Signal()
+        matmul, alone, filling = Signal(), Signal(), Signal()
         in_flight = Signal(range(JOBS + 1))
+        operands = Signal(operand_layout(MATMUL))
+        m.submodules.pages = pages = PageCheck(config)
+        m.d.comb += [operands[op.name].eq(command[op.name]) for op in MATMUL.operands]
         m.d.comb += [
             pair.act_format.eq(command.act_format),
             pair.weight_format.eq(command.weight_format),
-            legal.eq(self._legal(m, command, pair)),
+            matmul.eq(command.code == COMMANDS.index(MATMUL)),
+            legal.eq(self._legal(m, command, pair, pages.legal)),
+            pages.command.eq(operands),
+            pages.pair.eq(pair.pair),
             room.eq(
                 queues["loader"].i.ready
                 & queues["issuer"].i.ready
                 & queues["bias"].i.ready
                 & queues["writer"].i.ready
                 & (in_flight != JOBS)
+                & ~filling
             ),
-            accept.eq(self.control.command.valid & legal & room),
-            refuse.eq(self.control.command.valid & ~legal & (in_flight == 0)),
-            self.control.command.ready.eq(Mux(legal, room, in_flight == 0)),
+            accept.eq(self.control.command.valid & matmul & legal & room),
+            alone.eq((in_flight == 0) & ~filling),
+            refuse.eq(self.control.command.valid & matmul & ~legal & alone),
+            self.control.command.ready.eq(Mux(matmul & legal, room, alone)),
+            filling.eq(~table.fill.ready),
+            table.fill.valid.eq(self.control.command.valid & ~matmul & alone),
+            table.fill.payload.addr.eq(command.addr),
+            table.fill.payload.table.eq(command.table),
+            table.fill.payload.count.eq(command.count),
+            table.lookup.eq(loader.lookup),
+            loader.table_row.eq(table.row),
+            loader.table_outside.eq(table.outside),
         ]
         for name, queue in queues.items():
             m.d.comb += [
-                queue.i.payload.command.eq(command),
+                queue.i.payload.command.eq(operands),
                 queue.i.payload.pair.eq(pair.pair),
                 queue.i.valid.eq(accept & ((command.init == Init.BIAS) if name == "bias" else 1)),
             ]
@@ -145,11 +171,11 @@ class MatrixEngine(wiring.Component):
         ]
         m.d.sync += reserved.eq(reserved + issuer.reserve - taken)
 
-        self._share_memory(m, bias.memory, writer.memory)
-        self._finish(m, accept, refuse, in_flight, issuer, bias, writer)
+        self._share_memory(m, bias.memory, writer.memory, table.memory, filling)
+        self._finish(m, accept, refuse, in_flight, issuer, bias, writer, table)
         return m
 
-    def _legal(self, m, command, pair):
+    def _legal(self, m, command, pair, pages):
         config = self.config
         align = Signal(8)  # activation rows start at a multiple of this many lines
         results = Signal(9)  # results start at a multiple of this many bytes
@@ -170,38 +196,57 @@ class MatrixEngine(wiring.Component):
             & ~(command.out_addr & (results - 1)[:9]).any()
             & ~((command.out_stride << 4) & (results - 1)[:9]).any()
             & ((command.init == Init.ZERO) | ~(command.bias_addr & (4 * config.cols - 1)).any())
+            & pages
         )
 
-    def _share_memory(self, m, bias, writer):
-        """Bias reads before result writes; a request once offered stays."""
+    def _share_memory(self, m, bias, writer, table, filling):
+        """Bias reads before result writes; a request once offered stays. The table is filled when
+        neither has anything to do.
+        """
         request = self.memory.request
         held, write = Signal(), Signal()
         m.d.comb += [
             write.eq(held | ~bias.request.valid),
-            request.valid.eq(Mux(write, writer.request.valid, bias.request.valid)),
-            request.payload.eq(Mux(write, writer.request.payload, bias.request.payload)),
+            request.valid.eq(
+                table.request.valid | Mux(write, writer.request.valid, bias.request.valid)
+            ),
+            request.payload.eq(
+                Mux(
+                    filling,
+                    table.request.payload,
+                    Mux(write, writer.request.payload, bias.request.payload),
+                )
+            ),
+            table.request.ready.eq(request.ready),
+            table.valid.eq(self.memory.valid),
+            table.response.eq(self.memory.response),
+            table.fault.eq(self.memory.fault),
             writer.request.ready.eq(write & request.ready),
             bias.request.ready.eq(~write & request.ready),
-            bias.valid.eq(self.memory.valid),
+            bias.valid.eq(self.memory.valid & ~filling),
             bias.response.eq(self.memory.response),
             bias.fault.eq(self.memory.fault),
             writer.fault.eq(self.memory.fault),
         ]
         m.d.sync += held.eq(write & writer.request.valid & ~request.ready)
 
-    def _finish(self, m, accept, refuse, in_flight, issuer, bias, writer):
+    def _finish(self, m, accept, refuse, in_flight, issuer, bias, writer, table):
         """Completion, errors and activity. A fault belongs to the oldest command in the engine."""
         faulty, done = Signal(), Signal()
         refused = Signal()  # the queue wants `done` a cycle after the command at the earliest
         settling = Signal(TileSram.LATENCY + 1)  # a fault of the last write is known only then
         m.d.comb += [
             done.eq(settling[-1]),
-            self.control.done.eq(done | refused),
+            self.control.done.eq(done | refused | table.done),
             self.control.error.eq(
                 Mux(
                     refused,
                     Status.ILLEGAL_COMMAND,
-                    Mux(faulty, Status.ADDRESS_RANGE, Status.RUNNING),
+                    Mux(
+                        table.done,
+                        table.error,
+                        Mux(faulty, Status.ADDRESS_RANGE, Status.RUNNING),
+                    ),
                 )
             ),
         ]
@@ -213,7 +258,7 @@ class MatrixEngine(wiring.Component):
                 (faulty & ~done) | issuer.fault | bias.fault | writer.fault | self.weights_fault
             ),
         ]
-        with m.If(issuer.issued):
+        with m.If(issuer.issued | ~table.fill.ready):
             m.d.comb += self.control.activity.eq(Activity.BUSY)
         with m.Elif(issuer.blocked | writer.blocked):
             m.d.comb += self.control.activity.eq(Activity.BLOCKED)

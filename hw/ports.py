@@ -103,17 +103,17 @@ class WeightRead(wiring.Signature):
 
 
 class EngineControl(wiring.Signature):
-    """Command side of an engine, seen from the engine.
+    """Command side of an engine that executes `commands`, seen from the engine.
 
     `command` is offered when its semaphores have been taken. `done` pulses once per command, in
     order, when every effect of it is visible in the memories; `error` is then the reason it failed,
     or Status.RUNNING. An illegal command is taken, has no effect, and is done with an error.
     """
 
-    def __init__(self, command: Command):
+    def __init__(self, *commands: Command):
         super().__init__(
             {
-                "command": In(stream.Signature(operand_layout(command))),
+                "command": In(stream.Signature(operand_layout(*commands))),
                 "done": Out(1),
                 "error": Out(Status),
                 "activity": Out(Activity),

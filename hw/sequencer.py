@@ -220,7 +220,7 @@ class Sequencer(wiring.Component):
         code_base = min(isa.BY_OPCODE)
         indirect_field = Signal(isa.COMMAND_WORDS, reset_less=True)
         mask = Signal(isa.COMMAND_WORDS)
-        used = {op.word for e in self.engines for op in isa.BY_ENGINE[e].operands}
+        used = {op.word for e in self.engines for c in isa.BY_ENGINE[e] for op in c.operands}
         words = {i: Signal(WORD, name=f"word{i}", reset_less=True) for i in sorted(used | {1})}
         entry_pc = Signal(self.pc_bits, reset_less=True)
         self._offer(m, words, entry_pc, code, offered, accepted)
@@ -245,8 +245,7 @@ class Sequencer(wiring.Component):
         header_bits = (1 << isa.OPCODE_BITS) - 1 | ((1 << isa.COMMAND_WORDS) - 1) << isa.INDIRECT_LO
         sync_bits = (1 << isa.SYNC_LAYOUT.size) - 1
         with m.Switch(first_code):
-            for engine in self.engines:
-                command = isa.BY_ENGINE[engine]
+            for command in (c for e in self.engines for c in isa.BY_ENGINE[e]):
                 with m.Case(command.opcode):
                     m.d.comb += [
                         known.eq(1),
@@ -341,17 +340,22 @@ class Sequencer(wiring.Component):
     def _offer(self, m, words, entry_pc, code, offered, accepted) -> None:
         """Drives the issue streams from the gathered `words`, by word number."""
         for engine in self.engines:
-            command = isa.BY_ENGINE[engine]
+            commands = isa.BY_ENGINE[engine]
             port = getattr(self, f"issue_{engine.name.lower()}")
             chosen = Signal(name=f"offer_{engine.name.lower()}")
+            codes = [code == isa.COMMANDS.index(command) for command in commands]
             m.d.comb += [
-                chosen.eq(offered & (code == isa.COMMANDS.index(command))),
+                chosen.eq(offered & Cat(*codes).any()),
                 port.valid.eq(chosen),
                 port.p.pc.eq(entry_pc),
                 port.p.sync.eq(words[1]),
             ]
-            for op in command.operands:
-                m.d.comb += getattr(port.p.operands, op.name).eq(
+            if len(commands) > 1:
+                for bit in range((len(commands) - 1).bit_length()):
+                    with_bit = Cat(*(c for number, c in enumerate(codes) if number >> bit & 1))
+                    m.d.comb += port.p.operands.code[bit].eq(with_bit.any())
+            for name, op in {op.name: op for c in commands for op in c.operands}.items():
+                m.d.comb += getattr(port.p.operands, name).eq(
                     words[op.word][op.lo : op.lo + op.width]
                 )
             with m.If(chosen & port.ready):

@@ -19,9 +19,11 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hw.array import MatmulArray
+from hw.block_table import ENTRY_BITS, BlockTable
 from hw.config import TileConfig
 from hw.isa import Activity
 from hw.matrix_job import JOB_LAYOUT
+from hw.weight_walk import WeightWalk, place_layout
 
 RING = 8  # weight tiles between the walker and the row that lags most
 AHEAD = 3  # tiles described before their swap
@@ -60,16 +62,23 @@ class WeightLoader(wiring.Component):
     cycle; `swap` says that it is. `command` goes to the KV SRAM (one row per cycle, never
     stalls); `available` counts rows of the weight stream not yet taken, `taken` releases one.
     `activity` is BUSY in a cycle that loads a row, STARVED while the next rows have not come from
-    HBM, BLOCKED while all that are there wait for their cells to be free. `swap_delay`: cycles from
-    `swap` until its slice reaches the array, less the cycles from `command` until the row reaches
-    it.
+    HBM, BLOCKED while all that are there wait for their cells to be free. `lookup` asks the block
+    table as a row is chosen, `table_row` and `table_outside` answer a cycle later, and the row's
+    `command` is given then. `swap_delay`: cycles from `swap` until its slice reaches the array,
+    less the cycles from the choice of a row until it reaches the array.
     """
+
+    CHOICE_LATENCY = BlockTable.LATENCY  # from the choice of a row to its command
 
     def __init__(self, config: TileConfig, swap_delay: int):
         if MatmulArray.ROW_HOP + AHEAD >= RING:
             raise ValueError(
                 f"ROW_HOP must be at most {RING - AHEAD - 1}, not {MatmulArray.ROW_HOP}"
             )
+        least = 1 - min(MatmulArray.load_after_swap(r) for r in range(config.rows))
+        if swap_delay < least:
+            # A release comes a cycle after its swap at the earliest.
+            raise ValueError(f"swap_delay must be at least {least}, not {swap_delay!r}")
         self.config = config
         self.swap_delay = swap_delay
         self.meta = load_meta(config.rows)
@@ -80,6 +89,9 @@ class WeightLoader(wiring.Component):
                 "swap_ready": Out(1),
                 "swap": In(1),
                 "command": Out(data.StructLayout({"valid": 1, "row": 24, "meta": self.meta.size})),
+                "lookup": Out(data.StructLayout({"valid": 1, "entry": ENTRY_BITS})),
+                "table_row": In(config.kv_rows.bit_length() - 1),
+                "table_outside": In(1),
                 "available": In(POSITION_BITS),
                 "taken": Out(1),
                 "activity": Out(Activity),
@@ -94,8 +106,7 @@ class WeightLoader(wiring.Component):
         count_bits = (32 * rows).bit_length()
         descriptor = data.StructLayout(
             {
-                "base": 24,
-                "gstride": 16,
+                "place": place_layout(self.config),
                 "format": 3,
                 "group": 3,
                 "halves": 1,
@@ -112,10 +123,9 @@ class WeightLoader(wiring.Component):
         job, pair = self.job.payload.command, self.job.payload.pair
         walking = Signal()
         k_left, n_left = Signal(16, reset_less=True), Signal(16, reset_less=True)
-        base_n, base = Signal(24, reset_less=True), Signal(24, reset_less=True)
         first_k = Signal(reset_less=True)
         position = Signal(POSITION_BITS)  # of the next stream row, since reset
-        k_now, n_now, base_now, base_n_now = Signal(16), Signal(16), Signal(24), Signal(24)
+        k_now, n_now = Signal(16), Signal(16)
         tile_elements = Signal(count_bits)
         groups = Signal(row_bits + 1)
         lines = Signal(row_bits + 1)
@@ -126,8 +136,6 @@ class WeightLoader(wiring.Component):
         m.d.comb += [
             k_now.eq(Mux(walking, k_left, job.k)),
             n_now.eq(Mux(walking, n_left, job.n)),
-            base_now.eq(Mux(walking, base, job.weight_addr)),
-            base_n_now.eq(Mux(walking, base_n, job.weight_addr)),
             tile_elements.eq(rows << pair.group),
             last_k.eq(k_now <= tile_elements),
             last_n.eq(n_now <= cols),
@@ -143,11 +151,17 @@ class WeightLoader(wiring.Component):
             push.eq(self.tile.valid & self.tile.ready),
             self.job.ready.eq(push & last_k & last_n),
         ]
+        m.submodules.walk = walk = WeightWalk(self.config)
+        m.d.comb += [
+            walk.job.eq(self.job.payload),
+            walk.walking.eq(walking),
+            walk.step.eq(push),
+            walk.last_k.eq(last_k),
+        ]
         with m.If(push):
             slot = ring[described[:ring_bits]]
             m.d.sync += [
-                slot.base.eq(base_now),
-                slot.gstride.eq(job.weight_gstride),
+                slot.place.eq(walk.place),
                 slot.format.eq(job.weight_format),
                 slot.group.eq(pair.group),
                 slot.halves.eq(pair.halves),
@@ -164,27 +178,13 @@ class WeightLoader(wiring.Component):
                 m.d.sync += [
                     k_left.eq(job.k),
                     n_left.eq(n_now - cols),
-                    base_n.eq(base_n_now + job.weight_nstride),
-                    base.eq(base_n_now + job.weight_nstride),
                 ]
             with m.Else():
-                m.d.sync += [
-                    k_left.eq(k_now - tile_elements),
-                    n_left.eq(n_now),
-                    base_n.eq(base_n_now),
-                    base.eq(
-                        base_now
-                        + Mux(
-                            pair.halves,
-                            job.weight_gstride << (row_bits - 1),
-                            job.weight_gstride << row_bits,
-                        )
-                    ),
-                ]
+                m.d.sync += [k_left.eq(k_now - tile_elements), n_left.eq(n_now)]
 
         # Releases: the swap of a tile passes row r LOAD_AFTER_SWAP(r) cycles after the slice
         # enters.
-        delays = [max(1, self.swap_delay + MatmulArray.load_after_swap(r)) for r in range(rows)]
+        delays = [self.swap_delay + MatmulArray.load_after_swap(r) for r in range(rows)]
         history = Signal(max(delays))
         m.d.sync += history.eq(Cat(self.swap, history))
 
@@ -237,7 +237,6 @@ class WeightLoader(wiring.Component):
 
         entry = Signal(descriptor, name="chosen_entry")
         chosen_length, ring_row = Signal(6), Signal(range(self.config.stream_rows))
-        offset = Signal(24)
         with m.Switch(best_row):
             for r in range(rows):
                 with m.Case(r):
@@ -245,21 +244,15 @@ class WeightLoader(wiring.Component):
                         entry.eq(entries[r]),
                         chosen_length.eq(length[r]),
                         ring_row.eq(stream_row[r]),
-                        offset.eq(entries[r].gstride * Mux(entries[r].halves, r >> 1, r)),
                     ]
-        meta = self.meta(self.command.meta)
-        half = Signal()
+        meta = Signal(self.meta)
         m.d.comb += [
-            half.eq(entry.halves & best_row[0]),
-            self.command.valid.eq(best),
-            self.command.row.eq(
-                Mux(entry.stream, self.config.stream_base + ring_row, entry.base + offset)
-            ),
             meta.row.eq(best_row),
             meta.format.eq(entry.format),
-            meta.half.eq(half),
+            meta.half.eq(entry.halves & best_row[0]),
             meta.length.eq(chosen_length),
         ]
+        self._address(m, best, entry, best_row, ring_row, meta)
 
         starved, pending = Signal(), Signal()
         m.d.comb += [
@@ -291,6 +284,57 @@ class WeightLoader(wiring.Component):
 
         self._swap_rule(m, ring, described, swapped, tiles)
         return m
+
+    def _address(self, m, best, entry, best_row, ring_row, meta):
+        """The command of the row chosen now, a cycle later: the block table is read in between."""
+        config, place = self.config, entry.place
+        line_bits = (config.rows - 1).bit_length()
+        line, in_blocks = Signal(line_bits), Signal(range(config.rows + (1 << len(place.start))))
+        m.d.comb += [
+            line.eq(Mux(entry.halves, best_row >> 1, best_row)),
+            in_blocks.eq(place.start + line),
+            self.lookup.valid.eq(best & place.paged),
+            self.lookup.entry.eq(place.entry + Mux(place.along_k, in_blocks >> place.shift, 0)),
+        ]
+        then = data.StructLayout(
+            {
+                "meta": self.meta,
+                "base": 24,
+                "gstride": 16,
+                "line": max(line_bits, len(place.start)),
+                "paged": 1,
+                "stream": 1,
+                "ring_row": len(ring_row),
+            }
+        )
+        valid, chosen = Signal(), Signal(then, reset_less=True)
+        m.d.sync += [
+            valid.eq(best),
+            chosen.meta.eq(meta),
+            chosen.base.eq(place.base),
+            chosen.gstride.eq(place.gstride),
+            chosen.line.eq(
+                Mux(place.along_k, in_blocks & ((1 << place.shift) - 1)[: len(place.start)], line)
+            ),
+            chosen.paged.eq(place.paged),
+            chosen.stream.eq(entry.stream),
+            chosen.ring_row.eq(ring_row),
+        ]
+        plain, paged = Signal(24), Signal(25)
+        m.d.comb += [
+            plain.eq(chosen.base + chosen.gstride * chosen.line),
+            paged.eq(plain + self.table_row),
+            self.command.valid.eq(valid),
+            self.command.meta.eq(chosen.meta),
+            self.command.row.eq(plain),
+        ]
+        with m.If(chosen.stream):
+            m.d.comb += self.command.row.eq(config.stream_base + chosen.ring_row)
+        with m.Elif(chosen.paged):
+            # What is no row must not come back into the memory: all ones are beyond every one.
+            m.d.comb += self.command.row.eq(
+                paged[:24] | (self.table_outside | paged[24]).replicate(24)
+            )
 
     def _oldest(self, m, eligible, ages):
         """Tree of comparisons: (any, age, row) of the eligible row with the greatest age."""

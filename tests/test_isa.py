@@ -23,6 +23,16 @@ def test_tables_are_consistent():
             assert command.owned_bits(word) == bits
         names = [op.name for op in command.operands]
         assert len(set(names)) == len(names)
+    # Operands of equal name that one engine gets have one place.
+    for commands in isa.BY_ENGINE.values():
+        places: dict[str, tuple[int, int, int]] = {}
+        for op in (op for command in commands for op in command.operands):
+            assert places.setdefault(op.name, (op.word, op.lo, op.width)) == (
+                op.word,
+                op.lo,
+                op.width,
+            )
+        assert "code" not in places
     assert set(isa.SCALAR_USES) == set(isa.SCALAR_DOCS) == set(isa.Scalar)
     taken = 0
     for lo, width in isa.SYNC_FIELDS.values():

@@ -130,9 +130,11 @@ def run(
                     else isa.Activity.IDLE,
                 )
                 if accept and ctx.get(port.command.valid):
+                    commands = isa.BY_ENGINE[e]
+                    code = ctx.get(port.command.p.code) if len(commands) > 1 else 0
                     operands = {
                         op.name: ctx.get(getattr(port.command.p, op.name))
-                        for op in isa.BY_ENGINE[e].operands
+                        for op in commands[code].operands
                     }
                     taken = Taken(e, cycle, operands)
                     earliest = max(cycle + 1, queue[-1].done + 1 if queue else 0)

@@ -77,7 +77,9 @@ def _matmul(config: TileConfig, o: Operands) -> Access:
     )
     if o.get("init") == Init.BIAS:
         access.reads.append(_range(SRAM, o["bias_addr"], 4 * n))
-    if not o.get("stream"):
+    if o.get("paged"):
+        access.reads.append((KV, 0, WHOLE))  # wherever the blocks are
+    elif not o.get("stream"):
         groups = -(-k // group_elements(fmt)) >> (fmt is Format.MXINT8)
         rows = (-(-n // config.cols) - 1) * o["weight_nstride"]
         access.reads.append(
@@ -86,6 +88,11 @@ def _matmul(config: TileConfig, o: Operands) -> Access:
     size = n * (2 if o.get("out_bf16") else 4)
     access.writes.append(_rows(o["out_addr"], m, LINE_BYTES * o["out_stride"], size))
     return access
+
+
+def _blocktable(config: TileConfig, o: Operands) -> Access:
+    """The table is the matrix engine's own, which keeps the order of its uses."""
+    return Access([_range(SRAM, o["addr"], 4 * o["count"])])
 
 
 def _vector(config: TileConfig, o: Operands) -> Access:
@@ -166,6 +173,7 @@ def _collective(config: TileConfig, o: Operands) -> Access:
 
 _ACCESS: dict[str, Callable[[TileConfig, Operands], Access]] = {
     "matmul": _matmul,
+    "blocktable": _blocktable,
     "vector": _vector,
     "topk": _topk,
     "dma": _dma,
