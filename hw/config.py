@@ -44,6 +44,7 @@ class TileConfig:
     queue_depth: int = 8
     max_topk: int = 8
     max_experts: int = 512
+    max_groups: int = 8
     stall_gates: bool = False
 
     def __post_init__(self) -> None:
@@ -85,6 +86,8 @@ class TileConfig:
         if not 1 <= self.max_topk <= 16:
             raise ValueError(f"max_topk must be from 1 to 16, not {self.max_topk!r}")
         _power_of_two("max_experts", self.max_experts, 16, 512)
+        # The groups are ranked where the best scores are.
+        _power_of_two("max_groups", self.max_groups, 1, min(self.max_topk, 16))
 
     @property
     def fp4_macs(self) -> int:

@@ -61,7 +61,6 @@ class Status(IntEnum):
     CYCLE_LIMIT = 6
     HBM_ERROR = 7
     NO_DESTINATION = 8
-    TOPK_NAN = 9
     IDLE = 15
 
 
@@ -364,15 +363,23 @@ TOPK = Command(
     34,
     Engine.TOPK,
     (
-        "The k largest of `count` FP32 scores, descending, lower index first on equal scores, "
-        "NaN last: ids as 32-bit words at ids_addr, scores at scores_addr."
+        "The k best of `count` FP32 scores: ids as 32-bit words at ids_addr, scores at "
+        "scores_addr, best first. The choice goes by score + bias (FP32), descending, lower index "
+        "first on equal scores, NaN last; the scores written are those without bias. With groups "
+        "(equal runs of the scores) only the best groups_kept of them take part: a group's score "
+        "is the FP32 sum of its best two. A row that is all NaN gives ids too and sets a flag "
+        "that the host reads."
     ),
     (
         Operand("score_addr", 2, 32, "byte address of the scores, a multiple of 16"),
         Operand("count", 3, 16, "scores, 1 to max_experts"),
-        Operand("k", 4, 8, "1 to max_topk and at most count"),
+        Operand("k", 4, 8, "1 to max_topk and at most the scores of the kept groups"),
         Operand("ids_addr", 5, 32, "byte address, a multiple of 16"),
         Operand("scores_addr", 6, 32, "byte address, a multiple of 16"),
+        Operand("bias_addr", 7, 32, "byte address of `count` FP32 biases, a multiple of 16"),
+        Operand("groups_log2", 8, 3, "log2 of the groups; each has two scores or more", 0),
+        Operand("groups_kept", 8, 5, "1 to the number of groups; 0 or 1 without groups", 3),
+        Operand("use_bias", 8, 1, "1: choose by score + bias", 8),
     ),
 )
 

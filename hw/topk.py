@@ -1,149 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The k best of a stream of scores, and the engine that does so on tile SRAM."""
+"""The engine of TOPK: the best k of the scores in tile SRAM."""
 
-from amaranth import Cat, Module, Mux, Signal
-from amaranth.lib import data, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth import Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import Out
 
 from hw import isa
 from hw.config import TileConfig
 from hw.fifo import StreamFifo
 from hw.ports import GRANULES, LINE_BITS, EngineControl, SramClient
 from hw.tile_sram import TileSram
+from hw.topk_unit import SCORE_BITS, TopkUnit, first_pair
 
-SCORE_BITS = 32
 WORDS = LINE_BITS // SCORE_BITS  # scores, or ids, in a line
 WORD_SHIFT = (WORDS - 1).bit_length()
 WORD_GRANULES = GRANULES // WORDS
 
 
-class TopkUnit(wiring.Component):
-    """Gives the `k` best of a row of FP32 scores, best first, with their positions.
+def command_cycles(
+    count: int, k: int, *, biased: bool = False, groups: int = 1, latency: int = TileSram.LATENCY
+) -> int:
+    """Cycles of a TOPK command from its taking to `done` when the tile SRAM never stalls it.
 
-    Descending; of equal scores (-0 equals +0) the earlier goes first; a NaN is below everything and
-    comes only when nothing else is left, the earlier first again. Scores keep their bits.
-
-    Parameters
-    ----------
-    k_max : entries, the largest k.
-    id_bits : width of a position; a row has at most 2^id_bits scores.
-
-    Members
-    -------
-    k : 1 to k_max and at most the scores of the row; constant from the row's first score to its
-        last result.
-    input : scores in order; `last` ends the row.
-    output : `k` pairs; `last` with the final one.
-    nan_row : every score of the row is a NaN; true while the row's first pair is at `output`.
-
-    An insertion network: one score per cycle, the first pair 2 cycles after the last score. `input`
-    is not ready from the last score until the last pair has been taken; never stalls otherwise.
+    The first line of scores (with biases the first of these, one later) comes `latency` + 2 cycles
+    after the command was taken; then one score per cycle, `first_pair`, a pair per cycle and two
+    writes for each four of them, and the time in which the last write could fail.
     """
-
-    def __init__(self, k_max: int, id_bits: int = 9):
-        if k_max < 1:
-            raise ValueError(f"k_max must be at least 1, not {k_max!r}")
-        if id_bits < 1:
-            raise ValueError(f"id_bits must be at least 1, not {id_bits!r}")
-        self.k_max, self.id_bits = k_max, id_bits
-        super().__init__(
-            {
-                "k": In(range(k_max + 1)),
-                "input": In(stream.Signature(data.StructLayout({"score": SCORE_BITS, "last": 1}))),
-                "output": Out(
-                    stream.Signature(
-                        data.StructLayout({"score": SCORE_BITS, "id": id_bits, "last": 1})
-                    )
-                ),
-                "nan_row": Out(1),
-            }
-        )
-
-    def elaborate(self, platform):
-        m = Module()
-        pair = data.StructLayout({"key": SCORE_BITS, "score": SCORE_BITS, "id": self.id_bits})
-        entries = [Signal(pair, name=f"entry{i}", reset_less=True) for i in range(self.k_max)]
-        filled = Signal(self.k_max)
-        giving = Signal()  # the row is complete, its pairs leave
-        given = Signal(range(self.k_max + 1))
-
-        # Stage 1: a key that orders as an unsigned number; 0, which no number has, for NaN.
-        score = self.input.p.score
-        key = Signal(SCORE_BITS)
-        new = Signal(pair, reset_less=True)
-        new_valid, new_last = Signal(), Signal()
-        position = Signal(self.id_bits)
-        magnitude = score[:-1]
-        with m.If(magnitude > 0x7F80_0000):
-            m.d.comb += key.eq(0)
-        with m.Elif(score[-1] & magnitude.any()):
-            m.d.comb += key.eq(~score)
-        with m.Else():
-            m.d.comb += key.eq(Cat(magnitude, 1))
-        m.d.comb += self.input.ready.eq(~giving & ~(new_valid & new_last))
-        m.d.sync += new_valid.eq(self.input.valid & self.input.ready)
-        with m.If(self.input.valid & self.input.ready):
-            m.d.sync += [
-                new.key.eq(key),
-                new.score.eq(score),
-                new.id.eq(position),
-                new_last.eq(self.input.p.last),
-                position.eq(Mux(self.input.p.last, 0, position + 1)),
-            ]
-
-        # Stage 2: entries are in order, so those that the new one beats are the last ones.
-        beaten = Signal(self.k_max)
-        m.d.comb += beaten.eq(
-            Cat(~filled[i] | (new.key > entry.key) for i, entry in enumerate(entries))
-        )
-        with m.If(new_valid):
-            m.d.sync += filled.eq(Cat(1, filled))
-            for i, entry in enumerate(entries):
-                with m.If(beaten[i]):
-                    m.d.sync += entry.eq(new)
-                    if i:
-                        with m.If(beaten[i - 1]):
-                            m.d.sync += entry.eq(entries[i - 1])
-            with m.If(new_last):
-                m.d.sync += [giving.eq(1), given.eq(1)]
-
-        m.d.comb += [
-            self.output.valid.eq(giving),
-            self.output.p.score.eq(entries[0].score),
-            self.output.p.id.eq(entries[0].id),
-            self.output.p.last.eq(given == self.k),
-            self.nan_row.eq(giving & (given == 1) & (entries[0].key == 0)),
-        ]
-        with m.If(giving & self.output.ready):
-            m.d.sync += given.eq(given + 1)
-            for entry, following in zip(entries, entries[1:], strict=False):
-                m.d.sync += entry.eq(following)
-            with m.If(self.output.p.last):
-                m.d.sync += [giving.eq(0), filled.eq(0)]
-        return m
+    start = latency + 1 + int(biased)
+    unit = first_pair(k, biased=biased, groups=groups, group_size=count // groups)
+    return start + count + unit + k + 2 * -(-k // WORDS) + latency
 
 
 class TopkEngine(wiring.Component):
-    """Executes TOPK: reads scores, writes the best k and their positions.
+    """Executes TOPK: reads scores and biases, writes the best k and their positions.
 
-    One score per cycle while the tile SRAM grants one line in four cycles; a command takes
-    count + k + 2 ceil(k / 4) + 7 cycles from its taking to `done` when the SRAM never stalls it.
-    One command at a time; the next is taken in the cycle after `done`.
+    One score per cycle while the tile SRAM grants one line in four cycles, with biases two;
+    `command_cycles` is what a command takes: count + k + 2 ceil(k / 4) + 7, with biases 4 more,
+    with groups 7 + groups + groups * min(k, count / groups) more. One command at a time; the next
+    is taken in the cycle after `done`.
 
-    ILLEGAL_COMMAND: count of 0 or above max_experts, k of 0 or above max_topk or count, an address
-    that is not a multiple of 16; such a command has no effect. ADDRESS_RANGE: an access was out of
-    range; nothing is written when it was a read.
+    ILLEGAL_COMMAND: count of 0 or above max_experts, k of 0 or above max_topk, count or the scores
+    of the kept groups, more groups than max_groups, groups of less than two scores or that do not
+    divide the count, groups_kept of 0 or above the groups, an address that is not a multiple of
+    16; such a command has no effect. ADDRESS_RANGE: an access was out of range; nothing is written
+    when it was a read.
 
     Parameters
     ----------
-    config : the tile; `max_topk` and `max_experts` are used.
+    config : the tile; `max_topk`, `max_experts` and `max_groups` are used.
 
     Members
     -------
     control : `EngineControl` of TOPK.
     sram : tile SRAM. A last line of results that is not full is written in part.
-    nan_row : pulses with `done` of a command whose scores were all NaN; ids and scores are
-        written as always and `error` stays RUNNING.
+    nan_row : pulses with `done` of a command whose scores of choice were all NaN; ids and scores
+        are written as always and `error` stays RUNNING.
     """
 
     def __init__(self, config: TileConfig):
@@ -159,10 +70,12 @@ class TopkEngine(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         config = self.config
-        depth = TileSram.LATENCY + 2  # lines that hide the latency at a line in four cycles
+        # Lines that hide the latency at a line in four cycles; of biases no more than needed.
+        depth, bias_depth = TileSram.LATENCY + 2, TileSram.LATENCY + 1
         id_bits = (config.max_experts - 1).bit_length()
-        m.submodules.unit = unit = TopkUnit(config.max_topk, id_bits)
+        m.submodules.unit = unit = TopkUnit(config.max_topk, id_bits, config.max_groups)
         m.submodules.lines = lines = StreamFifo(LINE_BITS, depth)
+        m.submodules.biases = biases = StreamFifo(LINE_BITS, bias_depth)
         offered = self.control.command.p
         command = Signal(isa.operand_layout(isa.TOPK), reset_less=True)
         legal = Signal()
@@ -171,41 +84,84 @@ class TopkEngine(wiring.Component):
         request = self.sram.request
         moved = Signal()  # a score or a result went on in this cycle
         activity = Signal(isa.Activity)
+        groups, group_size = Signal(5), Signal(id_bits + 1)  # of a count that is allowed
+        allowed = Signal(16)  # the largest k
+        group_fault = Signal()
+        m.d.comb += [
+            groups.eq(1 << offered.groups_log2),
+            group_size.eq(offered.count >> offered.groups_log2),
+            allowed.eq(offered.count),
+            group_fault.eq(offered.groups_kept > 1),
+        ]
+        with m.If(offered.groups_log2 != 0):
+            m.d.comb += [
+                allowed.eq(offered.groups_kept * group_size),
+                group_fault.eq(
+                    (offered.groups_log2 > config.max_groups.bit_length() - 1)
+                    | (offered.count & (groups - 1)).any()
+                    | (group_size < 2)
+                    | (offered.groups_kept > groups)
+                ),
+            ]
         m.d.comb += [
             legal.eq(
                 (offered.count >= 1)
                 & (offered.count <= config.max_experts)
                 & (offered.k >= 1)
                 & (offered.k <= config.max_topk)
-                & (offered.k <= offered.count)
+                & (offered.k <= allowed)
+                & ~group_fault
                 & ~(offered.score_addr | offered.ids_addr | offered.scores_addr)[:4].any()
+                & ~(offered.use_bias & offered.bias_addr[:4].any())
             ),
             self.control.activity.eq(activity),
         ]
 
-        # Lines of scores still to ask for, and those asked for or held.
+        # Lines of scores still to ask for, and those asked for or held; behind each line of scores
+        # the one of its biases is asked for.
         to_read = Signal(range(config.max_experts // WORDS + 1))
         read_line = Signal(request.p.address.shape(), reset_less=True)
-        held = Signal(range(depth + 1))
+        bias_line = Signal(request.p.address.shape(), reset_less=True)
+        held, bias_held = Signal(range(depth + 1)), Signal(range(bias_depth + 1))
+        bias_turn, bias_answer = Signal(), Signal()  # of the next request, of the next answer
         reading = Signal()
-        read_taken = Signal()
+        read_taken, score_taken, bias_taken = Signal(), Signal(), Signal()
         m.d.comb += [
-            reading.eq((to_read != 0) & (held != depth)),
+            reading.eq((to_read != 0) & Mux(bias_turn, bias_held != bias_depth, held != depth)),
+            score_taken.eq(read_taken & ~bias_turn),
+            bias_taken.eq(read_taken & bias_turn),
             lines.i.valid.eq(0),
             lines.i.payload.eq(self.sram.response.data[0]),
+            biases.i.valid.eq(0),
+            biases.i.payload.eq(self.sram.response.data[0]),
         ]
-        m.d.sync += held.eq(held + read_taken - (lines.o.valid & lines.o.ready))
-        with m.If(read_taken):
-            m.d.sync += [to_read.eq(to_read - 1), read_line.eq(read_line + 1)]
+        m.d.sync += [
+            held.eq(held + score_taken - (lines.o.valid & lines.o.ready)),
+            bias_held.eq(bias_held + bias_taken - (biases.o.valid & biases.o.ready)),
+        ]
+        with m.If(score_taken):
+            m.d.sync += [read_line.eq(read_line + 1), bias_turn.eq(command.use_bias)]
+        with m.If(bias_taken):
+            m.d.sync += [bias_line.eq(bias_line + 1), bias_turn.eq(0)]
+        with m.If(read_taken & (bias_turn | ~command.use_bias)):
+            m.d.sync += to_read.eq(to_read - 1)
 
         left = Signal(range(config.max_experts + 1))  # scores to come
         word = Signal(range(WORDS))
         with m.Switch(word):
             for i in range(WORDS):
                 with m.Case(i):
-                    m.d.comb += unit.input.p.score.eq(lines.o.payload.word_select(i, SCORE_BITS))
+                    m.d.comb += [
+                        unit.input.p.score.eq(lines.o.payload.word_select(i, SCORE_BITS)),
+                        unit.input.p.bias.eq(biases.o.payload.word_select(i, SCORE_BITS)),
+                    ]
+        chosen_size = Signal(id_bits + 1, reset_less=True)
         m.d.comb += [
             unit.k.eq(command.k),
+            unit.biased.eq(command.use_bias),
+            unit.groups.eq(1 << command.groups_log2),
+            unit.groups_kept.eq(command.groups_kept),
+            unit.group_size.eq(chosen_size),
             unit.input.p.last.eq(left == 1),
         ]
 
@@ -213,7 +169,8 @@ class TopkEngine(wiring.Component):
         ids = Signal(data.ArrayLayout(SCORE_BITS, WORDS), reset_less=True)
         scores = Signal(data.ArrayLayout(SCORE_BITS, WORDS), reset_less=True)
         mask = Signal(GRANULES)
-        line = Signal(range((config.max_topk + WORDS - 1) // WORDS + 1))
+        ids_line = Signal(request.p.address.shape(), reset_less=True)
+        scores_line = Signal(request.p.address.shape(), reset_less=True)
         final = Signal()  # the lines hold the row's last results
         flush = Signal(range(TileSram.LATENCY + 1))
 
@@ -230,9 +187,14 @@ class TopkEngine(wiring.Component):
                         nan_row.eq(0),
                         word.eq(0),
                         slot.eq(0),
-                        line.eq(0),
+                        ids_line.eq(offered.ids_addr[4:]),
+                        scores_line.eq(offered.scores_addr[4:]),
                         mask.eq(0),
                         read_line.eq(offered.score_addr[4:]),
+                        bias_line.eq(offered.bias_addr[4:]),
+                        bias_turn.eq(0),
+                        bias_answer.eq(0),
+                        chosen_size.eq(group_size),
                         left.eq(offered.count),
                     ]
                     m.next = "ILLEGAL"
@@ -249,14 +211,18 @@ class TopkEngine(wiring.Component):
             with m.State("READ"):
                 m.d.comb += [
                     request.valid.eq(reading),
-                    request.p.address.eq(read_line),
+                    request.p.address.eq(Mux(bias_turn, bias_line, read_line)),
                     read_taken.eq(reading & request.ready),
-                    lines.i.valid.eq(self.sram.valid),
-                    unit.input.valid.eq(lines.o.valid),
+                    lines.i.valid.eq(self.sram.valid & ~bias_answer),
+                    biases.i.valid.eq(self.sram.valid & bias_answer),
+                    unit.input.valid.eq(lines.o.valid & (biases.o.valid | ~command.use_bias)),
                     moved.eq(unit.input.valid & unit.input.ready),
                     lines.o.ready.eq(moved & ((word == WORDS - 1) | unit.input.p.last)),
+                    biases.o.ready.eq(lines.o.ready & command.use_bias),
                     activity.eq(Mux(moved, isa.Activity.BUSY, isa.Activity.STARVED)),
                 ]
+                with m.If(self.sram.valid):
+                    m.d.sync += bias_answer.eq(~bias_answer & command.use_bias)
                 with m.If(moved):
                     m.d.sync += [word.eq(word + 1), left.eq(left - 1)]
                     with m.If(unit.input.p.last):
@@ -279,24 +245,25 @@ class TopkEngine(wiring.Component):
                                 ]
                     with m.If((slot == WORDS - 1) | unit.output.p.last):
                         m.next = "WRITE_IDS"
-            for state, following, base, values in (
-                ("WRITE_IDS", "WRITE_SCORES", command.ids_addr, ids),
-                ("WRITE_SCORES", "RESULTS", command.scores_addr, scores),
+            for state, following, line, values in (
+                ("WRITE_IDS", "WRITE_SCORES", ids_line, ids),
+                ("WRITE_SCORES", "RESULTS", scores_line, scores),
             ):
                 with m.State(state):
                     m.d.comb += [
                         request.valid.eq(~faulted),
                         request.p.write.eq(1),
-                        request.p.address.eq(base[4:] + line),
+                        request.p.address.eq(line),
                         request.p.data[0].eq(values),
                         request.p.mask[0].eq(mask),
                         moved.eq(request.ready | faulted),
                         activity.eq(Mux(moved, isa.Activity.BUSY, isa.Activity.BLOCKED)),
                     ]
                     with m.If(moved):
+                        m.d.sync += line.eq(line + 1)
                         m.next = following
                         if state == "WRITE_SCORES":
-                            m.d.sync += [line.eq(line + 1), flush.eq(TileSram.LATENCY)]
+                            m.d.sync += flush.eq(TileSram.LATENCY)
                             with m.If(final):
                                 m.next = "FLUSH"
             with m.State("FLUSH"):  # until a fault of the last write would have been told

@@ -1,112 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The top-k unit and engine equal golden/topk.py in every bit."""
+"""The top-k engine equals golden/topk.py in every bit, and takes the cycles that it states."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from golden.topk import topk
+from golden.models import MODELS
 from hw import isa
 from hw.config import preset
-from hw.topk import TopkEngine, TopkUnit
+from hw.topk import TopkEngine, command_cycles
 from tests.simulators import BOTH, Simulator
+from tests.test_topk_unit import expected, random_case, rows
 
 CONFIG = replace(preset("tiny").tile, max_topk=8, max_experts=64)
-LINES = 256
+LINES = 2048
 LATENCY = 2
-SPECIAL = np.array(
-    [
-        0,
-        0x8000_0000,
-        1,
-        0x8000_0001,
-        0x7F80_0000,
-        0xFF80_0000,
-        0x7FC0_0000,
-        0xFFC0_1234,
-        0x7F80_0001,
-        0x3F80_0000,
-        0xBF80_0000,
-        0x7F7F_FFFF,
-    ],
-    np.uint32,
-)
 
 
-def rows(rng, count):
-    """Bits of a row of random kind: random, few values, specials, all NaN, zeros, equal, sorted."""
-    kind = rng.integers(7)
-    if kind == 0:
-        return rng.integers(1 << 32, size=count, dtype=np.uint32)
-    if kind == 1:
-        return rng.integers(-2, 3, size=count).astype(np.float32).view(np.uint32)
-    if kind == 2:
-        return rng.choice(SPECIAL, size=count)
-    if kind == 3:
-        return rng.choice(SPECIAL[6:9], size=count)
-    if kind == 4:
-        return rng.choice(SPECIAL[[0, 1, 3, 6]], size=count)  # zeros of both signs on top
-    if kind == 5:
-        return np.full(count, rng.choice(SPECIAL))
-    values = np.sort(rng.standard_normal(count).astype(np.float32))
-    return (values if rng.random() < 0.5 else values[::-1]).copy().view(np.uint32)
-
-
-def expected(bits, k):
-    ids, scores = topk(bits.view(np.float32), k)
-    return ids.tolist(), scores.view(np.uint32).tolist()
-
-
-@BOTH
-@pytest.mark.parametrize("k_max", [1, 3, 8])
-@pytest.mark.parametrize("stall", [0.0, 0.4])
-def test_unit(k_max, stall):
-    rng = np.random.default_rng([k_max, int(10 * stall)])
-    dut = TopkUnit(k_max, id_bits=6)
-    tests = []
-    for i in range(60):
-        count = int(rng.choice([1, 2, 64])) if i % 3 == 0 else int(rng.integers(1, 65))
-        tests.append((rows(rng, count), int(rng.integers(1, min(k_max, count) + 1))))
-
-    async def bench(ctx):
-        for bits, k in tests:
-            ctx.set(dut.k, k)
-            sent, ids, scores, cycles = 0, [], [], 0
-            while len(ids) < k:
-                ctx.set(dut.input.valid, sent < len(bits) and rng.random() >= stall)
-                if sent < len(bits):
-                    ctx.set(dut.input.p.score, int(bits[sent]))
-                    ctx.set(dut.input.p.last, sent == len(bits) - 1)
-                ctx.set(dut.output.ready, rng.random() >= stall)
-                taken = ctx.get(dut.input.valid) and ctx.get(dut.input.ready)
-                if ctx.get(dut.output.valid) and ctx.get(dut.output.ready):
-                    assert sent == len(bits)
-                    if not ids:
-                        assert ctx.get(dut.nan_row) == np.isnan(bits.view(np.float32)).all()
-                    ids.append(ctx.get(dut.output.p.id))
-                    scores.append(ctx.get(dut.output.p.score))
-                    assert ctx.get(dut.output.p.last) == (len(ids) == k)
-                sent += taken
-                cycles += 1
-                assert cycles < 2000
-                await ctx.tick()
-            assert (ids, scores) == expected(bits, k)
-            if not stall:
-                assert cycles == len(bits) + k + 1
-
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-6)
-    simulator.add_testbench(bench)
-    simulator.run()
-
-
-def run_engine(commands, memory, seed=0, stall=0.0):
+def run_engine(commands, memory, seed=0, stall=0.0, config=CONFIG):
     """Runs commands on `memory` (uint32 [LINES, 4], changed); one (error, nan_row, cycles) each.
 
     Also counts the cycles of each activity.
     """
-    dut = TopkEngine(CONFIG)
+    dut = TopkEngine(config)
     rng = np.random.default_rng(seed)
     results = []
     activities = dict.fromkeys(isa.Activity, 0)
@@ -174,53 +91,111 @@ def run_engine(commands, memory, seed=0, stall=0.0):
     return results, activities
 
 
-def command(score_addr=0, count=8, k=4, ids_addr=0x800, scores_addr=0xC00):
+def command(score_addr=0, count=8, k=4, ids_addr=0x800, scores_addr=0xC00, **operands):
     return {
         "score_addr": score_addr,
         "count": count,
         "k": k,
         "ids_addr": ids_addr,
         "scores_addr": scores_addr,
-    }
+        "bias_addr": 0,
+        "groups_log2": 0,
+        "groups_kept": 0,
+        "use_bias": 0,
+    } | operands
+
+
+def gate_command(case, score_addr, bias_addr, ids_addr, scores_addr):
+    """The command of a `random_case`."""
+    bits, bias, k, groups, kept = case
+    return command(
+        score_addr,
+        len(bits),
+        k,
+        ids_addr,
+        scores_addr,
+        bias_addr=bias_addr if bias is not None else 4,  # not used, so not looked at
+        use_bias=int(bias is not None),
+        groups_log2=groups.bit_length() - 1,
+        groups_kept=kept if groups > 1 else kept % 2,
+    )
+
+
+def check_cases(cases, config, stall, seed):
+    """Runs each case on scores of its own; results and cycles are those of the model."""
+    unit = 4 * config.max_experts
+    memory = np.random.default_rng(seed).integers(1 << 32, size=(LINES, 4), dtype=np.uint32)
+    flat, commands, nan_rows = memory.reshape(-1), [], []
+    for i, case in enumerate(cases):
+        bits, bias, *_ = case
+        base = 2 * unit * i
+        flat[base // 4 :][: len(bits)] = bits
+        if bias is not None:
+            flat[(base + unit) // 4 :][: len(bits)] = bias
+        results = 2 * unit * len(cases) + 0x80 * i
+        commands.append(gate_command(case, base, base + unit, results, results + 0x40))
+    wanted = flat.copy()
+    for c, case in zip(commands, cases, strict=True):
+        ids, scores, nan_row = expected(*case)
+        nan_rows.append(int(nan_row))
+        wanted[c["ids_addr"] // 4 :][: c["k"]] = ids
+        wanted[c["scores_addr"] // 4 :][: c["k"]] = scores
+    results, activities = run_engine(commands, memory, seed, stall, config)
+    assert len(results) == len(cases) > 0
+    assert (flat == wanted).all()
+    for (bits, bias, k, groups, _), nan_row, (error, flag, cycles) in zip(
+        cases, nan_rows, results, strict=True
+    ):
+        assert error == isa.Status.RUNNING and flag == nan_row
+        least = command_cycles(len(bits), k, biased=bias is not None, groups=groups)
+        assert cycles == least if not stall else cycles >= least
+    assert activities[isa.Activity.BUSY] > 100
+    assert bool(activities[isa.Activity.BLOCKED]) == bool(stall)
 
 
 @BOTH
 @pytest.mark.parametrize("stall", [0.0, 0.6])
 def test_engine(stall):
     rng = np.random.default_rng(int(10 * stall))
-    memory = rng.integers(1 << 32, size=(LINES, 4), dtype=np.uint32)
-    flat = memory.reshape(-1)
-    commands, wanted = [], flat.copy()
-    for i in range(20):
-        count = (1, 4, 5, 63, 64)[i] if i < 5 else int(rng.integers(1, 65))
-        k = min(count, 8) if i < 5 else int(rng.integers(1, min(count, 8) + 1))
-        base = 0x100 * (i % 8)
-        commands.append(command(base, count, k, 0x800 + 0x20 * i, 0xC00 + 0x20 * i))
-    for i in range(8):
-        flat[64 * i : 64 * i + 64] = wanted[64 * i : 64 * i + 64] = rows(rng, 64)
-    nan_rows = []
-    for c in commands:
-        bits = wanted[c["score_addr"] // 4 :][: c["count"]].copy()
-        ids, scores = expected(bits, c["k"])
-        nan_rows.append(int(np.isnan(bits.view(np.float32)).all()))
-        wanted[c["ids_addr"] // 4 :][: c["k"]] = ids
-        wanted[c["scores_addr"] // 4 :][: c["k"]] = scores
-    results, activities = run_engine(commands, memory, stall=stall)
-    assert (flat == wanted).all()
-    for c, nan_row, (error, flag, cycles) in zip(commands, nan_rows, results, strict=True):
-        assert error == isa.Status.RUNNING and flag == nan_row
-        if not stall:
-            assert cycles == c["count"] + c["k"] + 2 * -(-c["k"] // 4) + 7
-    assert activities[isa.Activity.BUSY] > 100
-    assert bool(activities[isa.Activity.BLOCKED]) == bool(stall)
+    cases = [random_case(rng, 64, 8, 8) for _ in range(10)]
+    for count in (1, 4, 5, 63, 64):
+        bias = rows(rng, count, 0) if count % 2 else None
+        cases.append((rows(rng, count), bias, min(count, 8), 1, 1))
+    check_cases(cases, CONFIG, stall, seed=int(10 * stall))
+
+
+CYCLES = {"gpt-oss": 128 + 4 + 2 + 7, "deepseek-r1": 256 + 8 + 4 + 11 + 79}
+CYCLES["kimi-k2.5"] = 384 + 8 + 4 + 11
+
+
+@BOTH
+def test_gates_of_the_models():
+    """One score per cycle, and what a command takes beyond that."""
+    rng = np.random.default_rng(2)
+    cases = []
+    for name, model in MODELS.items():
+        spec = model.moe.gate_spec
+        biased = spec.bias == "choice"
+        scores, bias = rng.random((2, spec.experts)).astype(np.float32).view(np.uint32)
+        cases.append((scores, bias if biased else None, spec.top_k, spec.groups, spec.groups_kept))
+        assert CYCLES[name] == command_cycles(
+            spec.experts, spec.top_k, biased=biased, groups=spec.groups
+        )
+    check_cases(cases, preset("tiny").tile, 0.0, seed=2)
 
 
 @BOTH
 def test_nan_row_is_flagged():
     memory = np.full((LINES, 4), 0x7FC0_0001, np.uint32)
-    results, _ = run_engine([command(), command(count=5, k=5)], memory)
-    assert [r[:2] for r in results] == [(isa.Status.RUNNING, 1)] * 2
+    memory[8:10] = 0x3F80_0000
+    by_bias = command(score_addr=0x80, use_bias=1, ids_addr=0x900)
+    grouped = command(groups_log2=2, groups_kept=2, ids_addr=0xA00)
+    number = command(score_addr=0x40, count=20, ids_addr=0xB00)
+    results, _ = run_engine([command(), command(count=5, k=5), by_bias, grouped, number], memory)
+    assert [r[:2] for r in results] == [(isa.Status.RUNNING, 1)] * 4 + [(isa.Status.RUNNING, 0)]
     assert memory[0x80].tolist() == [0, 1, 2, 3] and memory[0x81, 0] == 4
+    assert memory[0x90].tolist() == memory[0xA0].tolist() == [0, 1, 2, 3]
+    assert memory[0xB0].tolist() == [16, 17, 18, 19]
 
 
 @BOTH
@@ -236,8 +211,21 @@ def test_errors_have_no_effect():
         command(score_addr=4),
         command(ids_addr=8),
         command(scores_addr=1),
+        command(use_bias=1, bias_addr=12),
+        command(groups_kept=2),
+        command(groups_log2=1),  # none kept
+        command(groups_log2=1, groups_kept=3),
+        command(groups_log2=4, groups_kept=4, count=64),
+        command(groups_log2=2, groups_kept=1, count=14, k=1),
+        command(groups_log2=3, groups_kept=8, count=8),  # of one score each
+        command(groups_log2=2, groups_kept=1, count=8, k=3),
+        command(groups_log2=2, groups_kept=31, count=64),
     ]
-    ranges = [command(score_addr=16 * LINES - 16), command(score_addr=0xFFFF_FFF0)]
+    ranges = [
+        command(score_addr=16 * LINES - 16),
+        command(score_addr=0xFFFF_FFF0),
+        command(use_bias=1, bias_addr=16 * LINES - 16),
+    ]
     results, _ = run_engine(illegal + ranges, memory)
     assert [r[0] for r in results] == (
         [isa.Status.ILLEGAL_COMMAND] * len(illegal) + [isa.Status.ADDRESS_RANGE] * len(ranges)
@@ -251,10 +239,3 @@ def test_errors_have_no_effect():
         isa.Status.ADDRESS_RANGE,
         isa.Status.RUNNING,
     ]
-
-
-def test_parameters():
-    with pytest.raises(ValueError, match="k_max must be at least 1"):
-        TopkUnit(0)
-    with pytest.raises(ValueError, match="id_bits must be at least 1"):
-        TopkUnit(4, 0)
