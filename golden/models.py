@@ -110,6 +110,50 @@ class Mla:
 
 
 @dataclass(frozen=True)
+class GateSpec:
+    """How a token's experts are chosen and weighted.
+
+    `scoring` softmax: the best logits, softmax over these alone. Sigmoid: sigmoid scores, divided
+    by the sum of the chosen + 1e-20, times `scale`. `bias` says where a bias per expert counts:
+    as part of the logits, or in the choice alone. The experts stand in `groups` equal runs, scored
+    by their best two; only the best `groups_kept` take part.
+    """
+
+    experts: int
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"]
+    bias: Literal["logits", "choice"] = "logits"
+    groups: int = 1
+    groups_kept: int = 1
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.scoring not in ("softmax", "sigmoid"):
+            raise ValueError(f"scoring must be softmax or sigmoid, not {self.scoring!r}")
+        if self.bias not in ("logits", "choice"):
+            raise ValueError(f"bias must be logits or choice, not {self.bias!r}")
+        if self.groups < 1 or self.experts < 1 or self.experts % self.groups:
+            raise ValueError(f"groups must divide {self.experts} experts, not {self.groups!r}")
+        size = self.experts // self.groups
+        if self.groups > 1 and size < 2:
+            raise ValueError(f"groups must have two experts or more, not {size!r}")
+        if not 1 <= self.groups_kept <= self.groups:
+            raise ValueError(f"groups_kept must be 1 to {self.groups}, not {self.groups_kept!r}")
+        if not 1 <= self.top_k <= size * self.groups_kept:
+            raise ValueError(
+                f"top_k must be 1 to the {size * self.groups_kept} experts of the kept groups, "
+                f"not {self.top_k!r}"
+            )
+        if not self.scale > 0 or (self.scoring == "softmax" and self.scale != 1):
+            raise ValueError(
+                f"scale must be positive, and 1 for softmax scoring, not {self.scale!r}"
+            )
+        if self.scoring == "softmax" and (self.bias, self.groups) != ("logits", 1):
+            # Its shares lean on the first of the chosen being the largest.
+            raise ValueError("scoring must be sigmoid for groups or a bias of the choice")
+
+
+@dataclass(frozen=True)
 class Moe:
     """Routed and shared experts of one layer."""
 
@@ -134,6 +178,19 @@ class Moe:
             raise ValueError(f"groups must divide {self.experts} experts, not {self.groups!r}")
         if not 1 <= self.groups_kept <= self.groups:
             raise ValueError(f"groups_kept must be 1 to {self.groups}, not {self.groups_kept!r}")
+
+    @property
+    def gate_spec(self) -> GateSpec:
+        """The gate of one layer."""
+        return GateSpec(
+            self.experts,
+            self.topk,
+            self.gate,
+            "choice" if self.gate == "sigmoid" else "logits",
+            self.groups,
+            self.groups_kept,
+            self.gate_scale,
+        )
 
 
 @dataclass(frozen=True)

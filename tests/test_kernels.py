@@ -13,11 +13,11 @@ LIGHT = pytest.param("light", marks=pytest.mark.slow)
 NONE = pytest.param("none", marks=pytest.mark.slow)
 
 
-def simulate(kernel, config, stall="none", seed=0, **settings):
+def simulate(kernel, config, stall="none", seed=0, model="gpt-oss", **settings):
     chosen = KERNELS[kernel]
     given = chosen.settings({name: str(value) for name, value in settings.items()})
-    print(kernel, config, stall, "seed", seed, given)
-    result = chosen.run(KernelRequest(preset(config), "gpt-oss", given, stall, seed))
+    print(kernel, config, model, stall, "seed", seed, given)
+    result = chosen.run(KernelRequest(preset(config), model, given, stall, seed))
     assert result.compared > 0 and result.mismatched == 0, result.differences
     assert result.passed
     assert 0 < result.fraction_of_roofline <= 1 and result.fraction_of_peak <= 1
@@ -75,6 +75,44 @@ def test_moe(settings, stall):
     simulate("moe", "tiny", stall, seed=5, **({"hidden": 64, "intermediate": 64} | settings))
 
 
+# Cycles from the last score until ids and scores are written, without stalls (tests/test_topk.py).
+LAST_SCORE_TO_IDS = {"gpt-oss": 10, "deepseek-r1": 98, "kimi-k2.5": 19}
+
+
+@pytest.mark.parametrize(
+    ("model", "stall"),
+    [
+        ("gpt-oss", "heavy"),
+        ("deepseek-r1", "none"),
+        pytest.param("gpt-oss", "none", marks=pytest.mark.slow),
+        pytest.param("deepseek-r1", "heavy", marks=pytest.mark.slow),
+        pytest.param("kimi-k2.5", "none", marks=pytest.mark.slow),
+        pytest.param("kimi-k2.5", "heavy", marks=pytest.mark.slow),
+    ],
+)
+def test_gate(model, stall):
+    result = simulate("gate", "tiny", stall, seed=8, model=model, tokens=3)
+    if stall == "none":
+        assert result.extra["last_score_to_ids"] == LAST_SCORE_TO_IDS[model]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"experts": 512, "top_k": 8},
+        {"experts": 1, "top_k": 1},
+        {"experts": 37, "top_k": 5, "tokens": 1},
+        {"scoring": "sigmoid", "experts": 509, "top_k": 7},
+        {"scoring": "sigmoid", "experts": 6, "top_k": 3, "groups": 2, "kept": 1},
+        {"scoring": "sigmoid", "experts": 512, "top_k": 8, "groups": 4, "kept": 2},
+    ],
+    ids=lambda s: "-".join(f"{k}{v}" for k, v in s.items()),
+)
+def test_gates_of_other_sizes(settings):
+    simulate("gate", "tiny", "light", seed=9, **settings)
+
+
 @pytest.mark.parametrize("stall", ["none", LIGHT, "heavy"])
 def test_layer(stall):
     result = simulate("layer", "tiny", stall)
@@ -115,7 +153,7 @@ def test_mesh_gemm(settings, stall):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["gemm", "attention", "moe", "layer"])
+@pytest.mark.parametrize("kernel", ["gemm", "attention", "gate", "moe", "layer"])
 def test_small_tile(kernel):
     simulate(kernel, "small")
 
@@ -132,6 +170,12 @@ def test_small_tile(kernel):
         ("attention", "tiny", {"context": 30000}),
         ("moe", "tiny", {"top_k": 9}),
         ("moe", "tiny", {"experts": 2, "top_k": 4}),
+        ("gate", "tiny", {"top_k": 9}),
+        ("gate", "tiny", {"groups": 3, "scoring": "sigmoid"}),
+        ("gate", "tiny", {"groups": 16, "scoring": "sigmoid"}),
+        ("gate", "tiny", {"groups": 8, "kept": 9, "scoring": "sigmoid"}),
+        ("gate", "tiny", {"groups": 2}),  # softmax knows no groups
+        ("gate", "tiny", {"tokens": 65535}),
         ("layer", "tiny", {"window": 0, "tokens": 20}),
         ("layer", "tiny", {"head_dim": 24}),  # halves that RoPE cannot exchange
         # Far beyond the tile: refused before the machine's memory or minutes are spent on them.

@@ -302,7 +302,7 @@ def check_moe(
     """(the kernel's result, its choices [tokens, k]), the result within its bound."""
     trace = Trace()
     found = moe(machine, trace, x, router, experts, k, act)
-    ids = np.stack([trace.buffers[f"t{t}.ids"].codes[0] for t in range(len(x))]).astype(np.int64)
+    ids = trace.buffers["gate.ids"].codes.astype(np.int64)
     reference, bound = moe_bound(x, router, experts, k, ids, act)
     np.testing.assert_allclose(
         reference, moe_reference(x, router, experts, ids), rtol=1e-9, atol=1e-12
@@ -372,7 +372,7 @@ def test_a_fault_in_the_experts_is_out_of_bounds() -> None:
     x = arrays["x"][0]
     trace = Trace()
     moe(SMALL, trace, x, router, experts, 2)
-    ids = np.stack([trace.buffers[f"t{t}.ids"].codes[0] for t in range(len(x))]).astype(np.int64)
+    ids = trace.buffers["gate.ids"].codes.astype(np.int64)
     reference, bound = moe_bound(x, router, experts, 2, ids)
     others = [replace(e, down=replace(e.down, bias=e.down.bias * np.float32(0))) for e in experts]
     assert np.any(np.abs(moe(SMALL, Trace(), x, router, others, 2) - reference) > bound)

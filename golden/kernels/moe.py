@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from golden.formats import Format, to_bf16_codes
 from golden.fp32 import Float32
-from golden.kernels.attention import LOG2E
+from golden.kernels.gate import gate as gate
+from golden.kernels.gate import gates
 from golden.kernels.trace import Machine, Stored, Trace
 from golden.matmul import matmul
+from golden.models import GateSpec
 from golden.quantise import quantise
-from golden.topk import topk
-from golden.vector import exponentials, row_max, vector
+from golden.vector import vector
 
 ALPHA = float(np.float32(1.702))
 LIMIT = 7.0
@@ -86,27 +87,6 @@ class Expert:
         return cls(Matrix.of(rows, fmt, bias), Matrix.of(down, fmt, down_bias), size)
 
 
-def gate(
-    machine: Machine, trace: Trace, name: str, logits: Float32, k: int
-) -> tuple[NDArray[np.int64], Float32]:
-    """The k experts of one row of logits [E] and their shares [k]: softmax over the chosen."""
-    lanes = machine.lanes
-    ids, scores = topk(logits, k)
-    trace.codes(f"{name}.ids", ids.astype(np.uint32), Format.FP32)
-    chosen = trace.keep(f"{name}.chosen", scores).values
-    top = trace.keep(f"{name}.top", row_max(chosen, lanes=lanes)).values
-    terms, sums = exponentials(chosen, top[0], LOG2E, lanes=lanes)
-    kept = trace.keep(f"{name}.terms", terms).values
-    total = trace.keep(f"{name}.total", sums).values
-    inverse = trace.keep(
-        f"{name}.inverse", vector(total, lanes=lanes, function="reciprocal")[0]
-    ).values
-    shares = trace.keep(
-        f"{name}.shares", vector(kept, inverse[0][:, None], lanes=lanes, mul=True, s2="b")[0]
-    ).values
-    return ids, shares[0]
-
-
 def expert(machine: Machine, trace: Trace, name: str, x: Stored, weights: Expert) -> Float32:
     """One expert on activations [M, hidden]: FP32 [M, hidden]."""
     lanes, size = machine.lanes, weights.intermediate
@@ -162,8 +142,9 @@ def moe(
     given = rounded if act is Format.BF16 else trace.keep("x_act", x, act)
     logits = trace.keep("logits", router.times(machine, rounded)).values
     out = np.zeros(np.shape(x), np.float32)
-    for t, row in enumerate(logits):
-        ids, shares = gate(machine, trace, f"t{t}", row, k)
+    spec = GateSpec(logits.shape[1], k, "softmax")
+    chosen, weights = gates(machine, trace, "gate", logits, spec)
+    for t, (ids, shares) in enumerate(zip(chosen, weights, strict=True)):
         scales = None if given.scales is None else given.scales[t : t + 1]
         token = Stored(given.codes[t : t + 1], given.fmt, scales)
         for i, e in enumerate(ids):

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels that `jalapeno sim` runs, by name."""
 
-from sim.kernels import attention, gemm, generate, layer, moe
+from sim.kernels import attention, gate, gemm, generate, layer, moe
 from sim.kernels.types import Kernel
 
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
-    for kernel in (gemm.KERNEL, attention.KERNEL, moe.KERNEL, layer.KERNEL, generate.KERNEL)
+    for kernel in (
+        gemm.KERNEL,
+        attention.KERNEL,
+        gate.KERNEL,
+        moe.KERNEL,
+        layer.KERNEL,
+        generate.KERNEL,
+    )
 }

@@ -8,12 +8,14 @@ import numpy as np
 from golden.formats import Format
 from golden.fp32 import bits
 from golden.hbm_layout import pack_codes, pack_lines
-from golden.kernels.attention import LOG2E
 from golden.kernels.moe import ALPHA, LIMIT, Expert, Matrix
 from golden.kernels.trace import Stored
+from golden.models import GateSpec
 from hw.config import LINE_BYTES
 from sim.assembler import Reg
 from sim.programs.builder import TileProgram
+from sim.programs.gate import gate as gate
+from sim.programs.gate import gates
 from sim.programs.memory import Buffer, TileMemory, Weights
 
 
@@ -79,41 +81,6 @@ def place_experts(memory: TileMemory, experts: list[Expert]) -> ExpertImage:
         int(offsets[2]),
         experts[0].intermediate,
     )
-
-
-def gate(p: TileProgram, name: str, logits: Buffer, k: int) -> tuple[Buffer, Buffer]:
-    """Top-k of one row of logits and the softmax over the chosen: (ids, shares)."""
-    memory = p.memory
-    ids = memory.scalars(f"{name}.ids", k)
-    chosen = memory.scalars(f"{name}.chosen", k)
-    p.command(
-        "topk",
-        score_addr=logits.address,
-        count=logits.cols,
-        k=k,
-        ids_addr=ids.address,
-        scores_addr=chosen.address,
-    )
-    top, total = memory.scalars(f"{name}.top", 1), memory.scalars(f"{name}.total", 1)
-    terms, inverse = memory.scalars(f"{name}.terms", k), memory.scalars(f"{name}.inverse", 1)
-    shares = memory.scalars(f"{name}.shares", k)
-    p.vector(chosen, reduce="max", into=top)
-    p.vector(
-        chosen,
-        terms,
-        b=top,
-        b_row=True,
-        d=LOG2E,
-        op1="sub",
-        mul=True,
-        s2="d",
-        function="exp2",
-        reduce="sum",
-        into=total,
-    )
-    p.vector(total, inverse, function="reciprocal")
-    p.vector(terms, shares, b=inverse, b_row=True, mul=True)
-    return ids, shares
 
 
 def expert(
@@ -215,11 +182,11 @@ def moe(
         p.vector(x, given)
     logits = memory.buffer("logits", x.rows, router.n)
     p.matmul(rounded, router, logits, router_bias)
+    ids, shares = gates(p, "gate", logits, GateSpec(router.n, k, "softmax"))
     for t in range(x.rows):
-        ids, shares = gate(p, f"t{t}", logits.row(t), k)
         for i in range(k):
-            result = expert(p, f"t{t}.e{i}", given.row(t), image, ids, i)
-            share = Buffer("share", shares.at(0, i), 1, 1, Format.FP32, 4)
+            result = expert(p, f"t{t}.e{i}", given.row(t), image, ids.row(t), i)
+            share = Buffer("share", shares.at(t, i), 1, 1, Format.FP32, 4)
             if i == 0:
                 p.vector(result, out.row(t), b=share, b_row=True, mul=True)
             else:

@@ -14,13 +14,14 @@ class Work:
 
     `array`: multiply-accumulates / (cells x products per cycle of the pair of formats); `load`:
     weight rows, one per cycle; `hbm`: bytes / rate; `vector`: vectors of `lanes` elements, one per
-    cycle.
+    cycle; `topk`: scores, one per cycle.
     """
 
     array: Fraction = Fraction(0)
     load: Fraction = Fraction(0)
     hbm: Fraction = Fraction(0)
     vector: Fraction = Fraction(0)
+    topk: Fraction = Fraction(0)
 
     def matmul(
         self, config: TileConfig, m: int, n: int, k: int, act: Format, weight: Format
@@ -34,6 +35,9 @@ class Work:
 
     def vectors(self, config: TileConfig, rows: int, cols: int) -> None:
         self.vector += rows * -(-cols // config.lanes)
+
+    def scores(self, count: int) -> None:
+        self.topk += count
 
     def include(self, other: "Work") -> None:
         """Adds the work of another program of the same tile."""
