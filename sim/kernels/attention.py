@@ -1,40 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`jalapeno sim attention`: one decode step of grouped-query attention on the KV SRAM."""
+"""`jalapeno sim attention`: decode or prefill of one layer's attention on KV caches.
+
+GPT-OSS is grouped-query attention with sinks; DeepSeek R1 and Kimi K2.5 are multi-head latent
+attention as its core sees it: absorbed queries on one KV head of latent and rope elements, whose
+values are the latents.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from golden import fp32
-from golden.bounds import attention_bound
-from golden.formats import Format, to_bf16_codes
+from golden.bounds import attention_bound, prefill_bound
+from golden.formats import Format
 from golden.kernels.attention import (
+    Chunk,
     attention,
     chunks,
     exponent_factor,
     sink_starts,
     window_slots,
 )
+from golden.kernels.kv import Held
+from golden.kernels.prefill import RowBlock, prefill, schedule
 from golden.kernels.trace import Machine, Stored, Trace
-from golden.kv_layout import LINE_ELEMENTS, pack_keys, pack_values
+from golden.models import MODELS, Mla
 from sim.errors import InputError
+from sim.kernels.caches import kv_checks, place_cache, stream_cache
 from sim.kernels.results import kernel_result, largest_error
 from sim.kernels.system import Check, KvCheck, TileRun, simulate
-from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option
-from sim.programs.attention import KvRegion
-from sim.programs.attention import attention as program
+from sim.kernels.types import MODELS as MODEL_NAMES
+from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option, Setting
+from sim.programs import attention as program
 from sim.programs.builder import TileProgram
 from sim.programs.memory import TileMemory, align_up, require
+from sim.programs.regions import KvRegion, StreamedRegion
 
 CHUNK = 512  # slots that softmax takes at once: part of the kernel's definition
+BLOCK = 64  # queries of a head that are handled at once
 OPTIONS = {
-    "heads": Option(8, "query heads"),
+    "heads": Option(0, "query heads, 0: a tile's share of the model's", least=0),
     "kv_heads": Option(1, "KV heads; query heads share them evenly"),
-    "head_dim": Option(64, "elements of a head"),
-    "context": Option(128, "tokens, the new one included"),
-    "window": Option(0, "tokens that the query sees, 0: all", least=0),
-    "queries": Option(1, "new tokens", most=1),
+    "head_dim": Option(0, "elements of a query and a key, 0: the model's", least=0),
+    "value_dim": Option(0, "elements of a value, 0: the model's, or head_dim", least=0),
+    "context": Option(128, "tokens, the new ones included"),
+    "window": Option(0, "tokens that a query sees, 0: all", least=0),
+    "queries": Option(1, "new tokens of each sequence"),
+    "sequences": Option(1, "sequences; number s has 5 s tokens less than context"),
     "kv": Option("bf16", "format of keys and values", choices=("bf16",)),
+    "place": Option("auto", "where the cache lies", choices=("auto", "sram", "hbm")),
 }
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Settings with the model's sizes filled in. `latent`: values are the first of the key."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    context: int
+    window: int | None
+    queries: int
+    sequences: int
+    place: str
+    sinks: bool
+    scale: float
+    latent: bool
+
+    @classmethod
+    def of(cls, request: KernelRequest) -> "Sizes":
+        s = request.settings
+        model = MODELS[request.model].attention
+        latent = isinstance(model, Mla)
+        if isinstance(model, Mla):
+            dims, heads = (model.kv_lora + model.rope, model.kv_lora), 16
+        else:
+            dims, heads = (model.head_dim, model.head_dim), model.heads // model.kv_heads
+        dim = int(s["head_dim"]) or dims[0]
+        value = int(s["value_dim"]) or (dims[1] if dim == dims[0] else dim)
+        scale = model.scale if dim == dims[0] else dim**-0.5
+        return cls(
+            int(s["heads"]) or heads * int(s["kv_heads"]),
+            int(s["kv_heads"]),
+            dim,
+            value,
+            int(s["context"]),
+            int(s["window"]) or None,
+            int(s["queries"]),
+            int(s["sequences"]),
+            str(s["place"]),
+            not latent,
+            scale,
+            latent,
+        )
+
+    def settings(self, given: Mapping[str, Setting]) -> dict[str, Setting]:
+        """What was run, as the result reports it."""
+        sizes: dict[str, Setting] = {
+            "heads": self.heads,
+            "head_dim": self.head_dim,
+            "value_dim": self.value_dim,
+            "place": self.place,
+        }
+        return dict(given) | sizes
 
 
 def check_heads(lanes: int, heads: int, kv_heads: int, head_dim: int) -> None:
@@ -56,99 +128,239 @@ def check_heads(lanes: int, heads: int, kv_heads: int, head_dim: int) -> None:
         )
 
 
-def kv_images(
-    memory: TileMemory, region: KvRegion, keys: NDArray[np.uint16], values: NDArray[np.uint16]
-) -> None:
-    """Puts keys and values [slots, D] into a head's cache, as if they had been appended."""
-    cols = memory.config.cols
-    if not len(keys):
-        return
-    for row, codes in (
-        (region.keys, pack_keys(keys, cols)),
-        (region.values, pack_values(values, cols)),
-    ):
-        raw = np.ascontiguousarray(codes.reshape(-1, LINE_ELEMENTS), "<u2").view(np.uint8)
-        memory.kv_images.append((row * cols, raw, np.full(len(raw), 127, np.uint8)))
+def check_sizes(request: KernelRequest, sizes: Sizes) -> None:
+    """InputError for sizes that no program can have."""
+    tile = request.config.tile
+    check_heads(tile.lanes, sizes.heads, sizes.kv_heads, sizes.head_dim)
+    if sizes.value_dim % max(8, tile.lanes) or sizes.value_dim > sizes.head_dim:
+        raise InputError(
+            "value_dim",
+            sizes.value_dim,
+            f"it must be a multiple of {max(8, tile.lanes)} and at most {sizes.head_dim}",
+            "leave it out",
+        )
+    if sizes.heads // sizes.kv_heads > tile.acc_rows:
+        raise InputError(
+            "heads",
+            sizes.heads,
+            f"a KV head serves at most {tile.acc_rows} query heads",
+            f"take {sizes.kv_heads * tile.acc_rows} or more kv_heads",
+        )
+    shortest = sizes.context - 5 * (sizes.sequences - 1)
+    if sizes.queries > shortest:
+        raise InputError(
+            "context",
+            sizes.context,
+            f"the shortest sequence has {shortest} tokens and {sizes.queries} of them are new",
+            f"take {sizes.queries + 5 * (sizes.sequences - 1)} or more",
+        )
+    if sizes.place == "hbm" and sizes.window is not None:
+        raise InputError("place", "hbm", "a window fits into KV SRAM", "leave it out")
 
 
-def kv_checks(
-    name: str, region: KvRegion, keys: NDArray[np.uint16], values: NDArray[np.uint16], cols: int
-) -> list[KvCheck]:
-    """What a head's cache must hold once keys and values [slots, D] are in it."""
-    written = np.ones(keys.shape, np.uint16)
-    return [
-        KvCheck(f"{name}.keys", region.keys, pack_keys(keys, cols), pack_keys(written, cols) > 0),
-        KvCheck(
-            f"{name}.values",
-            region.values,
-            pack_values(values, cols),
-            pack_values(written, cols) > 0,
-        ),
-    ]
+@dataclass
+class Sequence:
+    """One sequence's tokens: queries [Q, heads, D], caches by KV head, and what was computed."""
+
+    prefix: str
+    tokens: int
+    ring: int
+    fresh: list[int]  # slots of the new tokens
+    queries: NDArray[np.float32]
+    keys: list[Held]
+    values: list[Held]
+    parts: list[Chunk]  # of one query
+    blocks: list[RowBlock]  # of several
+    allowed: NDArray[np.bool_]  # [Q, slots]
+    trace: Trace = field(default_factory=Trace)
+
+
+def make_sequence(rng: np.random.Generator, sizes: Sizes, number: int, unit: int) -> Sequence:
+    """Random queries and cache of sequence `number`."""
+    tokens, count = sizes.context - 5 * number, sizes.queries
+    seen = tokens if sizes.window is None else min(tokens, sizes.window + count - 1)
+    ring = align_up(seen, unit)
+    slots = min(tokens, ring)
+    shape = slots, sizes.kv_heads
+
+    def normal(*dims: int) -> NDArray[np.float32]:
+        return rng.standard_normal(dims).astype(np.float32)
+
+    queries = normal(count, sizes.heads, sizes.head_dim)
+    keys = normal(*shape, sizes.head_dim)
+    values = keys[..., : sizes.value_dim] if sizes.latent else normal(*shape, sizes.value_dim)
+    position = tokens - count
+    allowed = np.zeros((count, slots), bool)
+    for q in range(count):
+        first = 0 if sizes.window is None else max(0, position + q + 1 - sizes.window)
+        allowed[q, np.arange(first, position + q + 1) % ring] = True
+    parts, blocks = [], []
+    if count == 1:
+        parts = chunks(slots, window_slots(tokens, ring, sizes.window), CHUNK)
+    else:
+        size = align_up(min(CHUNK, ring), unit)
+        blocks = schedule(
+            position, count, ring=ring, window=sizes.window, size=size, block=BLOCK, unit=unit
+        )
+    return Sequence(
+        "" if sizes.sequences == 1 else f"s{number}.",
+        tokens,
+        ring,
+        [t % ring for t in range(position, tokens)],
+        queries,
+        [Held.of(keys[:, g]) for g in range(sizes.kv_heads)],
+        [Held.of(values[:, g]) for g in range(sizes.kv_heads)],
+        parts,
+        blocks,
+        allowed,
+    )
+
+
+def compute(
+    machine: Machine, sizes: Sizes, sequence: Sequence, sinks: NDArray[np.float32] | None
+) -> tuple[float, float]:
+    """Runs the bit-exact model into the sequence's trace; the error against float64, and its
+    bound.
+    """
+    s, scale = sequence, sizes.scale
+    if sizes.queries == 1:
+        args = s.queries[0], s.keys, s.values, sinks, scale
+        out = attention(machine, s.trace, *args, s.parts)
+        reference, bound = attention_bound(*args, s.allowed[0], Format.BF16)
+    else:
+        many = s.queries, s.keys, s.values, sinks, scale
+        out = prefill(machine, s.trace, *many, s.blocks)
+        reference, bound = prefill_bound(*many, s.allowed, Format.BF16)
+    return largest_error(out, reference, bound)
+
+
+def fits(sizes: Sizes, ring: int, kv_bits: int) -> bool:
+    """Whether all caches fit into the KV SRAM."""
+    each = ring * (sizes.head_dim + sizes.value_dim) * 16
+    return each * sizes.kv_heads * sizes.sequences <= kv_bits
+
+
+def issue(
+    p: TileProgram, sizes: Sizes, s: Sequence, starts: NDArray[np.float32] | None
+) -> tuple[list[program.Attend], list[KvCheck]]:
+    """Places a sequence and gives its chunks, and what its caches must hold afterwards."""
+    memory, bf16, prefix = p.memory, Format.BF16, s.prefix
+    count, kv_heads = sizes.queries, sizes.kv_heads
+    regions: list[KvRegion | StreamedRegion] = []
+    appends, checks = [], []
+    for g in range(kv_heads):
+        name = f"{prefix}kv{g}"
+        key, value = s.keys[g], s.values[g]
+        if sizes.place == "hbm":
+            region = stream_cache(p, name, key, value, s.fresh, s.parts)
+            resident, offset = region.newest, region.first
+            regions.append(region)
+        else:
+            resident, offset = place_cache(p, name, s.ring, key, value, s.fresh), 0
+            regions.append(resident)
+        given = memory.fill(
+            memory.buffer(f"{name}.new_keys", count, sizes.head_dim, bf16),
+            Stored(key.codes[s.fresh], bf16),
+        )
+        new_values = given
+        if not sizes.latent:
+            new_values = memory.fill(
+                memory.buffer(f"{name}.new_values", count, sizes.value_dim, bf16),
+                Stored(value.codes[s.fresh], bf16),
+            )
+        appends.append(
+            program.Appends(
+                p,
+                resident,
+                [
+                    (slot - offset, given.row(i), new_values.row(i))
+                    for i, slot in enumerate(s.fresh)
+                ],
+            )
+        )
+        checks += kv_checks(name, resident, key.codes[offset:], value.codes[offset:], p.config.cols)
+    rows = sizes.heads * count
+    queries = memory.fill(
+        memory.buffer(f"{prefix}queries", rows, sizes.head_dim, bf16, weight=bf16),
+        s.trace.buffers["queries"],
+    )
+    factor = exponent_factor(sizes.scale)
+    first = None
+    if starts is not None:
+        each = starts.reshape(kv_heads, -1)
+        if count > 1:
+            each = np.repeat(starts[:, None], min(BLOCK, count), axis=1)
+        first = memory.fill(
+            memory.buffer(f"{prefix}starts", *each.shape), Stored(fp32.bits(each), Format.FP32)
+        )
+    if count == 1:
+        out = memory.buffer(f"{prefix}attended", sizes.heads, sizes.value_dim, bf16)
+        attends = program.decode(p, queries, first, regions, factor, s.parts, out, appends, prefix)
+    else:
+        out = memory.buffer(f"{prefix}attended", count, sizes.heads * sizes.value_dim, bf16)
+        attends = program.prefill(
+            p, queries, sizes.heads, first, regions, factor, s.blocks, out, appends, prefix
+        )
+    return attends, checks
 
 
 def run(request: KernelRequest) -> KernelResult:
-    """The cache holds all tokens but the newest, whose key and value the program appends."""
-    s, config = request.settings, request.config
-    tile = config.tile
-    heads, kv_heads, dim = int(s["heads"]), int(s["kv_heads"]), int(s["head_dim"])
-    context, window = int(s["context"]), int(s["window"]) or None
-    check_heads(tile.lanes, heads, kv_heads, dim)
-    ring = align_up(context if window is None else window, max(8, tile.cols))
-    require(tile, sram=heads * dim * 32, kv=2 * ring * kv_heads * dim * 16)
-    machine = Machine(tile.rows, tile.lanes)
+    """The caches hold all tokens but the newest, which the program appends."""
+    tile = request.config.tile
+    sizes = Sizes.of(request)
+    check_sizes(request, sizes)
+    unit = max(8, tile.cols)
+    longest = sizes.context if sizes.window is None else sizes.window + sizes.queries - 1
+    stream_bits = 8 * 16 * tile.cols * tile.stream_base
+    if sizes.place == "auto":
+        place = "sram" if fits(sizes, align_up(longest, unit), stream_bits) else "hbm"
+        sizes = Sizes(**{**sizes.__dict__, "place": place})
+    cache = sizes.sequences * sizes.kv_heads * longest * (sizes.head_dim + sizes.value_dim) * 16
+    require(
+        tile,
+        sram=sizes.sequences * sizes.queries * sizes.heads * sizes.head_dim * 16,
+        kv=cache if sizes.place == "sram" else 0,
+        hbm=cache if sizes.place == "hbm" else 0,
+    )
+    if sizes.place == "hbm" and sizes.queries > 1:
+        raise InputError(
+            "queries", sizes.queries, "a cache in HBM serves one query", "take a shorter context"
+        )
     rng = np.random.default_rng(request.seed)
-    queries = rng.standard_normal((heads, dim)).astype(np.float32)
-    sinks = rng.standard_normal(heads).astype(np.float32)
-    valid = window_slots(context, ring, window)
-    slots = len(valid)
-    keys = to_bf16_codes(rng.standard_normal((slots, kv_heads, dim)).astype(np.float32))
-    values = to_bf16_codes(rng.standard_normal((slots, kv_heads, dim)).astype(np.float32))
-    slot = (context - 1) % ring
-    parts = chunks(slots, valid, CHUNK)
-    scale = dim**-0.5
-
-    trace = Trace()
-    out = attention(machine, trace, queries, keys, values, sinks, scale, parts)
-    reference, bound = attention_bound(queries, keys, values, sinks, scale, valid, Format.BF16)
-    error, limit = largest_error(out, reference, bound)
-
+    sinks = rng.standard_normal(sizes.heads).astype(np.float32) if sizes.sinks else None
+    machine = Machine(tile.rows, tile.lanes)
     memory = TileMemory(tile)
     p = TileProgram(memory)
-    regions = [KvRegion.allocate(p, f"kv{g}", ring, dim) for g in range(kv_heads)]
-    for g, region in enumerate(regions):
-        before = np.arange(slots) != slot
-        old_keys = np.where(before[:, None], keys[:, g], 0).astype(np.uint16)
-        old_values = np.where(before[:, None], values[:, g], 0).astype(np.uint16)
-        kv_images(memory, region, old_keys, old_values)
-    bf16 = Format.BF16
-    rotated = memory.fill(
-        memory.buffer("queries", heads, dim, bf16, weight=bf16), trace.buffers["queries"]
-    )
-    key = memory.fill(
-        memory.buffer("key", kv_heads, dim, Format.BF16), Stored(keys[slot], Format.BF16)
-    )
-    value = memory.fill(
-        memory.buffer("value", kv_heads, dim, Format.BF16), Stored(values[slot], Format.BF16)
-    )
-    sink = memory.fill(
-        memory.buffer("sinks", kv_heads, heads // kv_heads),
-        Stored(fp32.bits(sink_starts(sinks, scale)).reshape(kv_heads, -1), Format.FP32),
-    )
-    attended = memory.buffer("attended", heads, dim, Format.BF16)
-    program(p, rotated, key, value, sink, regions, slot, exponent_factor(scale), parts, attended)
-    checks = [
-        Check(memory.buffers[name], kept)
-        for name, kept in trace.buffers.items()
-        if name in memory.buffers
-    ]
-    held = [
-        check
-        for g, region in enumerate(regions)
-        for check in kv_checks(f"kv{g}", region, keys[:, g], values[:, g], tile.cols)
-    ]
+    starts = None if sinks is None else sink_starts(sinks, sizes.scale)
+    attends: list[program.Attend] = []
+    checks: list[Check] = []
+    held: list[KvCheck] = []
+    errors = []
+    sequences = [make_sequence(rng, sizes, i, unit) for i in range(sizes.sequences)]
+    for s in sequences:
+        errors.append(compute(machine, sizes, s, sinks))
+        made, kept = issue(p, sizes, s, starts)
+        attends, held = attends + made, held + kept
+    program.interleave(attends)
+    for s in sequences:
+        checks += [
+            Check(memory.buffers[s.prefix + name], kept)
+            for name, kept in s.trace.buffers.items()
+            if s.prefix + name in memory.buffers
+        ]
+    error, limit = max(errors, key=lambda pair: pair[0] / max(pair[1], 1e-300))
     result = simulate(request, [memory], [TileRun([p.finish()], [memory], checks, held)])
-    return kernel_result("attention", request, s, result, [p.work], error, limit)
+    return kernel_result(
+        "attention",
+        request,
+        sizes.settings(request.settings),
+        result,
+        [p.work],
+        error,
+        limit,
+    )
 
 
-KERNEL = Kernel("attention", "one decode step of attention with sinks", OPTIONS, run)
+KERNEL = Kernel(
+    "attention", "attention on a KV cache, decode or prefill", OPTIONS, run, MODEL_NAMES
+)

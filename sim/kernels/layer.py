@@ -17,21 +17,22 @@ from golden.models import GPT_OSS_120B
 from golden.reference.rope import rope_tables, yarn_inv_freq
 from hw.config import TileConfig
 from sim.errors import InputError
-from sim.kernels.attention import CHUNK, check_heads, kv_checks
+from sim.kernels.attention import CHUNK, check_heads
 from sim.kernels.attention import OPTIONS as ATTENTION_OPTIONS
+from sim.kernels.caches import kv_checks
 from sim.kernels.moe import OPTIONS as MOE_OPTIONS
 from sim.kernels.moe import check_gate, require_moe
 from sim.kernels.results import kernel_result, largest_error
 from sim.kernels.system import Check, TileRun, check_host_lines, simulate
 from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option
 from sim.kernels.vectors import gptoss_layer0
-from sim.programs.attention import KvRegion
 from sim.programs.builder import TileProgram
 from sim.programs.layer import LayerPlace
 from sim.programs.layer import layer as program
 from sim.programs.memory import Buffer, TileMemory, align_up, require
 from sim.programs.moe import place_experts, place_matrix
 from sim.programs.resident import place_resident
+from sim.programs.regions import KvRegion
 from sim.programs.work import Work
 
 # The sizes of `gptoss_layer0`; with these the layer runs on that file's tokens and weights.

@@ -1,74 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One decode step of grouped-query attention on the KV SRAM (`golden.kernels.attention`)."""
+"""Attention on a KV cache (`golden.kernels.attention`, `golden.kernels.prefill`): a decode step, or
+many queries at once, with the array kept busy.
+"""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from golden.formats import Format
 from golden.kernels.attention import Chunk
-from golden.kv_layout import LINE_ELEMENTS, key_rows, value_rows
+from golden.kernels.prefill import RowBlock
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer
-
-
-@dataclass(frozen=True)
-class KvRegion:
-    """One KV head's cache in KV SRAM: `ring` slots from rows `keys` and `values`.
-
-    Keys have `head_dim` elements, values `value_dim`.
-    """
-
-    keys: int
-    values: int
-    ring: int
-    head_dim: int
-    value_dim: int
-
-    @classmethod
-    def allocate(
-        cls, p: TileProgram, name: str, ring: int, head_dim: int, value_dim: int | None = None
-    ) -> "KvRegion":
-        cols, width = p.config.cols, value_dim or head_dim
-        keys = p.memory.kv_rows(f"{name}.keys", key_rows(ring, head_dim, cols))
-        values = p.memory.kv_rows(f"{name}.values", value_rows(ring, width, cols))
-        return cls(keys, values, ring, head_dim, width)
-
-    def scores(self, p: TileProgram, queries: Buffer, part: Chunk, out: Buffer) -> None:
-        """Queries times the keys of slots [start, stop)."""
-        lines = self.head_dim // LINE_ELEMENTS
-        p.command(
-            "matmul",
-            **operands(queries, part.stop - part.start, self.head_dim, out),
-            weight_addr=self.keys + part.start // p.config.cols * lines,
-            weight_gstride=1,
-            weight_nstride=lines,
-        )
-
-    def product(self, p: TileProgram, probs: Buffer, part: Chunk, out: Buffer) -> None:
-        """Probabilities of slots [start, stop) times their values."""
-        tiles = -(-self.value_dim // p.config.cols)
-        p.command(
-            "matmul",
-            **operands(probs, self.value_dim, part.stop - part.start, out),
-            weight_addr=self.values + part.start // LINE_ELEMENTS * tiles,
-            weight_gstride=tiles,
-            weight_nstride=1,
-        )
-
-
-def operands(act: Buffer, n: int, k: int, out: Buffer) -> dict[str, int]:
-    """Operands of a MATMUL in BF16 but for where its weights lie."""
-    return {
-        "act_addr": act.address,
-        "act_stride": act.stride_lines,
-        "m": act.rows,
-        "n": n,
-        "k": k,
-        "out_addr": out.address,
-        "out_stride": out.stride_lines,
-        "act_format": Format.BF16,
-        "weight_format": Format.BF16,
-    }
+from sim.programs.regions import KvRegion, Region, append
 
 
 def seen(part: Chunk) -> dict[str, Any]:
@@ -76,19 +19,26 @@ def seen(part: Chunk) -> dict[str, Any]:
     return {"mask": part.mask, "mask_lo_step": part.lo_step, "mask_hi_step": part.hi_step}
 
 
-def append(p: TileProgram, key: Buffer, value: Buffer, slot: int, region: KvRegion) -> None:
-    """Appends one token's key and value (BF16 rows) in ring slot `slot`."""
-    p.command(
-        "kvappend",
-        k_addr=key.address,
-        v_addr=value.address,
-        slot=slot,
-        k_base=region.keys,
-        v_base=region.values,
-        head_dim=region.head_dim,
-        keys=1,
-        values=1,
-    )
+class Appends:
+    """New tokens of one KV head, appended as late as the program needs them.
+
+    `tokens` are (slot, key, value) in order: rows in the cache's format.
+    """
+
+    def __init__(self, p: TileProgram, region: KvRegion, tokens: list[tuple[int, Buffer, Buffer]]):
+        self.p, self.region, self.tokens = p, region, list(tokens)
+
+    def issue(self, part: Chunk | None = None) -> None:
+        """Appends all tokens up to the last that lies in `part` (None: all that are left)."""
+        wanted = [
+            i
+            for i, (slot, _, _) in enumerate(self.tokens)
+            if part is None or part.start <= slot < part.stop
+        ]
+        count = wanted[-1] + 1 if wanted else 0
+        for slot, key, value in self.tokens[:count]:
+            append(self.p, key, value, slot, self.region)
+        del self.tokens[:count]
 
 
 class Attend:
@@ -97,7 +47,8 @@ class Attend:
     `starts` holds the heads' `sink_starts` (None: a softmax without sinks), `factor` is the
     `exponent_factor`. For each chunk `scores`, `soften` and `values` are issued in this order and
     `grow` after the next chunk's `soften`, so that the array never waits for a softmax
-    (`interleave`). With `share` the chunks' buffers take turns in places of their own kind.
+    (`interleave`). With `share` the chunks' buffers take turns in places of their own kind. Before
+    a chunk that reads them the new tokens of `appends` are appended.
     """
 
     def __init__(
@@ -106,14 +57,17 @@ class Attend:
         name: str,
         queries: Buffer,
         starts: Buffer | None,
-        region: KvRegion,
+        region: Region,
         factor: float,
         parts: list[Chunk],
         out: Buffer,
         share: bool = False,
+        appends: "Appends | None" = None,
     ):
         self.p, self.name, self.queries, self.region = p, name, queries, region
         self.factor, self.parts, self.out, self.share = factor, parts, out, share
+        self.appends = appends
+        self.turn = 0  # chunks of others before this one's first
         self.largest = starts
         self.total: Buffer | None = None
         self.output: Buffer | None = None
@@ -128,7 +82,7 @@ class Attend:
             cols,
             fmt,
             weight,
-            share=f"{kind}{index % 2}" if self.share else None,
+            share=f"{kind}{(self.turn + index) % 2}" if self.share else None,
         )
 
     def _scalars(self, index: int, kind: str) -> Buffer:
@@ -137,6 +91,8 @@ class Attend:
     def scores(self, index: int) -> None:
         """Issues the scores of chunk `index`."""
         part = self.parts[index]
+        if self.appends is not None:
+            self.appends.issue(part)
         scores = self._buffer(index, "scores", part.stop - part.start)
         self.region.scores(self.p, self.queries, part, scores)
         self.made.append({"scores": scores})
@@ -241,7 +197,9 @@ def interleave(attends: list[Attend]) -> None:
     is issued one softmax later.
     """
     items = [(attend, i) for attend in attends for i in range(len(attend.parts))]
+    turn = 0
     for attend in attends:
+        attend.turn, turn = turn, turn + len(attend.parts)
         if not attend.parts:  # nothing counts: zeros
             attend.p.vector(attend.queries, attend.out, mask=(0, 0))
     grown: tuple[Attend, int] | None = None
@@ -262,62 +220,90 @@ def interleave(attends: list[Attend]) -> None:
         grown[0].grow(grown[1])
 
 
-def attention(
+def shares(p: TileProgram, rows: int, parts: list[Chunk], value_dim: int) -> bool:
+    """Whether `rows` rows on all parts are too many for a place of their own for every chunk."""
+    slots = sum(part.stop - part.start for part in parts)
+    return rows * (slots * 6 + len(parts) * (value_dim * 12 + 80)) > p.memory.sram_free * 3 // 4
+
+
+def row_range(buffer: Buffer, first: int, rows: int) -> Buffer:
+    """Some rows of a buffer."""
+    return Buffer(buffer.name, buffer.at(first), rows, buffer.cols, buffer.fmt, buffer.stride)
+
+
+def decode(
     p: TileProgram,
     queries: Buffer,
-    key: Buffer,
-    value: Buffer,
-    starts: Buffer,
-    regions: list[KvRegion],
-    slot: int,
+    starts: Buffer | None,
+    regions: Sequence[Region],
     factor: float,
     parts: list[Chunk],
     out: Buffer,
-) -> None:
-    """Appends the new token, then attends: rotated queries [heads, D], `key` and `value`
-    [kv_heads, D], all in BF16, to `out` [heads, D].
-    """
-    for g, region in enumerate(regions):
-        append(p, key.row(g), value.row(g), slot, region)
-    attend_groups(p, queries, starts, regions, factor, parts, out)
+    appends: Sequence[Appends] | None = None,
+    prefix: str = "",
+    share: bool | None = None,
+) -> list[Attend]:
+    """One query [heads, D] on every KV head with its share of the heads, for `interleave`.
 
-
-def attend_groups(
-    p: TileProgram,
-    queries: Buffer,
-    starts: Buffer,
-    regions: list[KvRegion],
-    factor: float,
-    parts: list[Chunk],
-    out: Buffer,
-) -> None:
-    """`attend` for every KV head with its share of the query heads; `starts` has one row per KV
-    head.
+    `starts` has one row per KV head. `out` [heads, Dv].
     """
     group = queries.rows // len(regions)
-    memory = p.memory
-    slots = sum(part.stop - part.start for part in parts)
-    own = queries.rows * (slots * 6 + len(parts) * (regions[0].value_dim * 12 + 80))
-    share = own > memory.sram_free * 3 // 4
-
-    def rows(buffer: Buffer, g: int) -> Buffer:
-        return Buffer(
-            buffer.name, buffer.at(g * group), group, buffer.cols, buffer.fmt, buffer.stride
+    if share is None:
+        share = shares(p, queries.rows, parts, regions[0].value_dim)
+    return [
+        Attend(
+            p,
+            f"{prefix}g{g}",
+            row_range(queries, g * group, group),
+            None if starts is None else starts.row(g),
+            region,
+            factor,
+            parts,
+            row_range(out, g * group, group),
+            share,
+            None if appends is None else appends[g],
         )
+        for g, region in enumerate(regions)
+    ]
 
-    interleave(
-        [
-            Attend(
-                p,
-                f"g{g}",
-                rows(queries, g),
-                starts.row(g),
-                region,
-                factor,
-                parts,
-                rows(out, g),
-                share,
+
+def prefill(
+    p: TileProgram,
+    queries: Buffer,
+    heads: int,
+    starts: Buffer | None,
+    regions: Sequence[Region],
+    factor: float,
+    blocks: list[RowBlock],
+    out: Buffer,
+    appends: Sequence[Appends] | None = None,
+    prefix: str = "",
+) -> list[Attend]:
+    """Queries [heads * Q, D], head-major, on every KV head, for `interleave`.
+
+    `starts` [heads, rows of a block] holds a head's start in every column. `out` [Q, heads * Dv].
+    """
+    count, group = queries.rows // heads, heads // len(regions)
+    made = []
+    for h in range(heads):
+        region = regions[h // group]
+        width = region.value_dim
+        for b, block in enumerate(blocks):
+            into = Buffer(
+                out.name, out.at(block.first, h * width), block.rows, width, out.fmt, out.stride
             )
-            for g, region in enumerate(regions)
-        ]
-    )
+            made.append(
+                Attend(
+                    p,
+                    f"{prefix}h{h}.b{b}",
+                    row_range(queries, h * count + block.first, block.rows),
+                    None if starts is None else starts.row(h),
+                    region,
+                    factor,
+                    block.parts,
+                    into,
+                    True,
+                    None if appends is None else appends[h // group],
+                )
+            )
+    return made

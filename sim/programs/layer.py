@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from golden.formats import Format
 from golden.kernels.attention import Chunk, exponent_factor
 from golden.kernels.layer import LayerShape
-from sim.programs.attention import KvRegion, append, attend_groups
+from sim.programs.attention import decode, interleave
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, Weights
 from sim.programs.moe import ExpertImage, expert, gate
 from sim.programs.resident import ResidentExperts
 from sim.programs.resident import experts as resident_experts
+from sim.programs.regions import KvRegion, append
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def layer(
         append(p, key.row(g), value.row(g), slot, region)
     attended = memory.packed("attended", heads, dim, bf16, weight=bf16)
     factor = exponent_factor(dim**-0.5)
-    attend_groups(p, queries, place.sinks, place.regions, factor, parts, attended)
+    interleave(decode(p, queries, place.sinks, place.regions, factor, parts, attended))
     projected = memory.buffer("projected", 1, shape.hidden)
     p.matmul(
         Buffer(attended.name, attended.address, 1, heads * dim, bf16, 0),

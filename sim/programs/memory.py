@@ -102,7 +102,7 @@ class TileMemory:
         self.kv_images: list[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]] = []
         self.hbm_image = bytearray()
         self.buffers: dict[str, Buffer] = {}
-        self._shared: dict[str, Buffer] = {}  # last buffer of each shared place
+        self._shared: dict[str, tuple[int, int, str]] = {}  # address, bytes, last buffer
 
     def buffer(
         self,
@@ -116,8 +116,8 @@ class TileMemory:
         """A new buffer, aligned for the vector engine and, if `weight` is given, as activations
         of a matmul with weights of that format.
 
-        Buffers of one `share` take the same place, each after the one before is no longer needed;
-        the first is the largest. Only the last of them is in `buffers`.
+        Buffers of one `share` take the same place where they fit, each after the one before is no
+        longer needed. Only the last of them is in `buffers`.
         """
         config = self.config
         bits = SPECS[fmt].storage_bits
@@ -130,21 +130,15 @@ class TileMemory:
             # The array reads one piece of every row before it goes on: an odd stride keeps these
             # pieces in different banks, so that other clients find theirs free.
             stride += unit
-        place = self._shared.get(share) if share else None
-        if place is None:
-            address = self._take_sram(name, align_up(rows * stride, unit), unit)
+        size = align_up(rows * stride, unit)
+        address, room, previous = self._shared.get(share or "", (0, 0, ""))
+        if size > room or address % unit:
+            address, room = self._take_sram(name, size, unit), size
         else:
-            address = place.address
-            if rows * stride > place.rows * place.stride or address % unit:
-                raise ValueError(
-                    f"{name} must fit into {place.name}, whose place it takes, not {rows} rows of "
-                    f"{stride} bytes"
-                )
-            self.buffers.pop(place.name, None)
+            self.buffers.pop(previous, None)
         made = Buffer(name, address, rows, cols, fmt, stride)
         if share:
-            whole = made if place is None else place
-            self._shared[share] = Buffer(name, address, whole.rows, cols, fmt, whole.stride)
+            self._shared[share] = address, room, name
         self.buffers[name] = made
         return made
 

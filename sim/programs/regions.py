@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the keys and values of a KV head lie, and the matrix products that read them."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from golden.formats import Format
+from golden.kernels.attention import Chunk
+from golden.kv_layout import LINE_ELEMENTS, key_rows, value_rows
+from sim.programs.builder import TileProgram
+from sim.programs.memory import Buffer, Weights
+
+
+class Region(Protocol):
+    """A KV head's cache, whose parts are ring slots [start, stop)."""
+
+    @property
+    def value_dim(self) -> int: ...
+
+    def scores(self, p: TileProgram, queries: Buffer, part: Chunk, out: Buffer) -> None:
+        """Issues queries times the keys of the part."""
+
+    def product(self, p: TileProgram, probs: Buffer, part: Chunk, out: Buffer) -> None:
+        """Issues probabilities of the part times its values."""
+
+
+@dataclass(frozen=True)
+class KvRegion:
+    """One KV head's cache in KV SRAM: `ring` slots from rows `keys` and `values`.
+
+    Keys have `head_dim` elements, values `value_dim`.
+    """
+
+    keys: int
+    values: int
+    ring: int
+    head_dim: int
+    value_dim: int
+
+    @classmethod
+    def allocate(
+        cls, p: TileProgram, name: str, ring: int, head_dim: int, value_dim: int | None = None
+    ) -> "KvRegion":
+        cols, width = p.config.cols, value_dim or head_dim
+        keys = p.memory.kv_rows(f"{name}.keys", key_rows(ring, head_dim, cols))
+        values = p.memory.kv_rows(f"{name}.values", value_rows(ring, width, cols))
+        return cls(keys, values, ring, head_dim, width)
+
+    def scores(self, p: TileProgram, queries: Buffer, part: Chunk, out: Buffer) -> None:
+        """Queries times the keys of slots [start, stop)."""
+        lines = self.head_dim // LINE_ELEMENTS
+        p.command(
+            "matmul",
+            **operands(queries, part.stop - part.start, self.head_dim, out),
+            weight_addr=self.keys + part.start // p.config.cols * lines,
+            weight_gstride=1,
+            weight_nstride=lines,
+        )
+
+    def product(self, p: TileProgram, probs: Buffer, part: Chunk, out: Buffer) -> None:
+        """Probabilities of slots [start, stop) times their values."""
+        tiles = -(-self.value_dim // p.config.cols)
+        p.command(
+            "matmul",
+            **operands(probs, self.value_dim, part.stop - part.start, out),
+            weight_addr=self.values + part.start // LINE_ELEMENTS * tiles,
+            weight_gstride=tiles,
+            weight_nstride=1,
+        )
+
+
+def operands(act: Buffer, n: int, k: int, out: Buffer) -> dict[str, int]:
+    """Operands of a MATMUL in BF16 but for where its weights lie."""
+    return {
+        "act_addr": act.address,
+        "act_stride": act.stride_lines,
+        "m": act.rows,
+        "n": n,
+        "k": k,
+        "out_addr": out.address,
+        "out_stride": out.stride_lines,
+        "act_format": Format.BF16,
+        "weight_format": Format.BF16,
+    }
+
+
+@dataclass(frozen=True)
+class StreamedRegion:
+    """A cache whose older chunks come from the HBM slice, as weights by the part's start; the
+    others, from slot `first` on, lie in `newest`, whose slot 0 that is.
+    """
+
+    keys: dict[int, Weights]
+    values: dict[int, Weights]
+    first: int
+    newest: KvRegion
+
+    @property
+    def value_dim(self) -> int:
+        return self.newest.value_dim
+
+    def _newest(self, part: Chunk) -> Chunk:
+        return Chunk(part.start - self.first, part.stop - self.first, part.mask)
+
+    def scores(self, p: TileProgram, queries: Buffer, part: Chunk, out: Buffer) -> None:
+        if part.start >= self.first:
+            self.newest.scores(p, queries, self._newest(part), out)
+        else:
+            p.matmul(queries, self.keys[part.start], out)
+
+    def product(self, p: TileProgram, probs: Buffer, part: Chunk, out: Buffer) -> None:
+        if part.start >= self.first:
+            self.newest.product(p, probs, self._newest(part), out)
+        else:
+            p.matmul(probs, self.values[part.start], out)
+
+
+def append(p: TileProgram, key: Buffer, value: Buffer, slot: int, region: KvRegion) -> None:
+    """Appends one token's key and value (BF16 rows) in ring slot `slot`."""
+    sides = {
+        "keys": {"k_addr": key.address, "k_base": region.keys, "keys": 1},
+        "values": {"v_addr": value.address, "v_base": region.values, "values": 1},
+    }
+    if region.head_dim == region.value_dim:
+        p.command(
+            "kvappend", slot=slot, head_dim=region.head_dim, **sides["keys"], **sides["values"]
+        )
+        return
+    p.command("kvappend", slot=slot, head_dim=region.head_dim, **sides["keys"])
+    p.command("kvappend", slot=slot, head_dim=region.value_dim, **sides["values"])
