@@ -74,15 +74,18 @@ class Attend:
         self.made: list[dict[str, Buffer | None]] = []
 
     def _buffer(self, index: int, kind: str, cols: int, fmt: Format = Format.FP32) -> Buffer:
-        """[heads, cols] of a chunk; chunk i may use the place of chunk i - 2 again."""
+        """[heads, cols] of a chunk; with `share`, places are used again two chunks later, those of
+        products three: a first product is read, as the output so far, after the third is issued.
+        """
         weight = Format.BF16 if fmt is Format.BF16 else None
+        turns = 3 if kind == "product" else 2
         return self.p.memory.buffer(
             f"{self.name}.c{index}.{kind}",
             self.queries.rows,
             cols,
             fmt,
             weight,
-            share=f"{kind}{(self.turn + index) % 2}" if self.share else None,
+            share=f"{kind}{(self.turn + index) % turns}" if self.share else None,
         )
 
     def _scalars(self, index: int, kind: str) -> Buffer:
