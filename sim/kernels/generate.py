@@ -29,7 +29,7 @@ from golden.kernels.layer import LayerCache, rope_rows
 from golden.kernels.trace import Machine, Stored
 from golden.reference import decoder as reference
 from sim.errors import InputError
-from sim.kernels.attention import kv_checks
+from sim.kernels.caches import kv_checks
 from sim.kernels.layer import place_layer, vector
 from sim.kernels.results import kernel_result
 from sim.kernels.system import Check, KvCheck, Pick, TileRun, simulate

@@ -31,8 +31,8 @@ from sim.programs.layer import LayerPlace
 from sim.programs.layer import layer as program
 from sim.programs.memory import Buffer, TileMemory, align_up, require
 from sim.programs.moe import place_experts, place_matrix
-from sim.programs.resident import place_resident
 from sim.programs.regions import KvRegion
+from sim.programs.resident import place_resident
 from sim.programs.work import Work
 
 # The sizes of `gptoss_layer0`; with these the layer runs on that file's tokens and weights.

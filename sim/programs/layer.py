@@ -12,9 +12,9 @@ from sim.programs.attention import decode, interleave
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, Weights
 from sim.programs.moe import ExpertImage, expert, gate
+from sim.programs.regions import KvRegion, append
 from sim.programs.resident import ResidentExperts
 from sim.programs.resident import experts as resident_experts
-from sim.programs.regions import KvRegion, append
 
 
 @dataclass(frozen=True)
