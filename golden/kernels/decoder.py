@@ -97,13 +97,20 @@ def empty_caches(weights: DecoderWeights) -> list[LayerCache]:
     return [LayerCache.empty(shape) for shape in weights.shapes]
 
 
-def head(machine: Machine, trace: Trace, weights: DecoderWeights, x: Float32) -> tuple:
-    """Final norm, unembedding and choice of residual stream x [hidden]: (logits [vocab], id)."""
+def head_logits(machine: Machine, trace: Trace, weights: DecoderWeights, x: Float32) -> Float32:
+    """Logits [M, vocab] of residual streams x [M, hidden]: final norm and unembedding."""
     eps = weights.shapes[-1].eps
     normed = trace.keep(
-        "normed", norm(machine, trace, "norm", x[None, :], weights.final_norm, eps), Format.BF16
+        "normed", norm(machine, trace, "norm", x, weights.final_norm, eps), Format.BF16
     )
-    logits = trace.keep("logits", weights.unembedding.times(machine, normed)).values[0]
+    return trace.keep("logits", weights.unembedding.times(machine, normed)).values
+
+
+def head(
+    machine: Machine, trace: Trace, weights: DecoderWeights, x: Float32
+) -> tuple[Float32, int]:
+    """Logits [vocab] of a residual stream x [hidden], and the best id."""
+    logits = head_logits(machine, trace, weights, x[None, :])[0]
     ids, best = topk(logits, 1)
     trace.codes("ids", ids.astype(np.uint32), Format.FP32)
     trace.keep("best", best)
@@ -126,12 +133,6 @@ def step(machine: Machine, weights: DecoderWeights, caches: list[LayerCache], to
     traces[HEAD] = Trace()
     logits, best = head(machine, traces[HEAD], weights, x)
     return Step(traces, logits, best)
-
-
-def all_logits(machine: Machine, weights: DecoderWeights, ids: NDArray[np.int64]) -> Float32:
-    """Logits [S, vocab] behind each of ids [S], which start a text."""
-    caches = empty_caches(weights)
-    return np.stack([step(machine, weights, caches, int(token)).logits for token in ids])
 
 
 def generate(
