@@ -21,13 +21,15 @@ BLOCK_TOKENS = (16, 32, 64, 128)
 @dataclass(frozen=True)
 class BlockShape:
     """A block of `tokens` tokens of `head_dim` elements, `elements` of them to a line (8 of BF16,
-    16 of FP8), on `cols` banks. Keys fill all banks, so a block has at least `cols` tokens.
+    16 of FP8), on `cols` banks. Keys fill all banks, so a block has at least `cols` tokens. Values
+    have `value_dim` elements (0: as many as keys).
     """
 
     tokens: int
     head_dim: int
     cols: int
     elements: int = LINE_ELEMENTS
+    value_dim: int = 0
 
     def __post_init__(self) -> None:
         if self.tokens not in BLOCK_TOKENS:
@@ -51,7 +53,7 @@ class BlockShape:
     @property
     def dim_tiles(self) -> int:
         """Rows of a group of values."""
-        return -(-self.head_dim // self.cols)
+        return -(-(self.value_dim or self.head_dim) // self.cols)
 
     @property
     def key_rows(self) -> int:

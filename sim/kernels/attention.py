@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from golden import fp32
+from golden.block_table import BLOCK_TOKENS
 from golden.bounds import attention_bound, prefill_bound
 from golden.formats import Format
 from golden.kernels.attention import (
@@ -28,7 +29,7 @@ from golden.kernels.prefill import RowBlock, prefill, schedule
 from golden.kernels.trace import Machine, Stored, Trace
 from golden.models import MODELS, Mla
 from sim.errors import InputError
-from sim.kernels.caches import kv_checks, place_cache, stream_cache
+from sim.kernels.caches import kv_checks, page_caches, place_cache, stream_cache
 from sim.kernels.results import kernel_result, largest_error
 from sim.kernels.system import Check, KvCheck, TileRun, simulate
 from sim.kernels.types import MODELS as MODEL_NAMES
@@ -36,6 +37,7 @@ from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option, Setti
 from sim.programs import attention as program
 from sim.programs.builder import TileProgram
 from sim.programs.memory import TileMemory, align_up, require
+from sim.programs.paged import PagedRegion
 from sim.programs.regions import KvRegion, StreamedRegion
 
 CHUNK = 512  # slots that softmax takes at once: part of the kernel's definition
@@ -51,6 +53,9 @@ OPTIONS = {
     "sequences": Option(1, "sequences; number s has 5 s tokens less than context"),
     "kv": Option("bf16", "format of keys and values", choices=("bf16",)),
     "place": Option("auto", "where the cache lies", choices=("auto", "sram", "hbm")),
+    "block": Option(
+        0, "tokens of a block of a paged cache: 16, 32, 64 or 128; 0: not paged", least=0
+    ),
 }
 
 
@@ -67,6 +72,7 @@ class Sizes:
     queries: int
     sequences: int
     place: str
+    block: int
     sinks: bool
     scale: float
     latent: bool
@@ -93,6 +99,7 @@ class Sizes:
             int(s["queries"]),
             int(s["sequences"]),
             str(s["place"]),
+            int(s["block"]),
             not latent,
             scale,
             latent,
@@ -153,6 +160,18 @@ def check_sizes(request: KernelRequest, sizes: Sizes) -> None:
             sizes.context,
             f"the shortest sequence has {shortest} tokens and {sizes.queries} of them are new",
             f"take {sizes.queries + 5 * (sizes.sequences - 1)} or more",
+        )
+    least = max(BLOCK_TOKENS[0], tile.cols)
+    if sizes.block and (sizes.block not in BLOCK_TOKENS or sizes.block < least):
+        raise InputError(
+            "block",
+            sizes.block,
+            f"a block has {', '.join(str(b) for b in BLOCK_TOKENS if b >= least)} tokens here",
+            f"take {least}",
+        )
+    if sizes.block and (sizes.window is not None or sizes.place == "hbm"):
+        raise InputError(
+            "block", sizes.block, "a paged cache has no window and lies in KV SRAM", "leave it out"
         )
     if sizes.place == "hbm" and sizes.window is not None:
         raise InputError("place", "hbm", "a window fits into KV SRAM", "leave it out")
@@ -241,23 +260,34 @@ def fits(sizes: Sizes, ring: int, kv_bits: int) -> bool:
 
 
 def issue(
-    p: TileProgram, sizes: Sizes, s: Sequence, starts: NDArray[np.float32] | None
+    p: TileProgram,
+    sizes: Sizes,
+    s: Sequence,
+    starts: NDArray[np.float32] | None,
+    paged: list[PagedRegion],
 ) -> tuple[list[program.Attend], list[KvCheck]]:
     """Places a sequence and gives its chunks, and what its caches must hold afterwards."""
     memory, bf16, prefix = p.memory, Format.BF16, s.prefix
     count, kv_heads = sizes.queries, sizes.kv_heads
-    regions: list[KvRegion | StreamedRegion] = []
+    regions: list[KvRegion | StreamedRegion | PagedRegion] = []
     appends, checks = [], []
     for g in range(kv_heads):
         name = f"{prefix}kv{g}"
         key, value = s.keys[g], s.values[g]
-        if sizes.place == "hbm":
-            region = stream_cache(p, name, key, value, s.fresh, s.parts)
-            resident, offset = region.newest, region.first
-            regions.append(region)
+        offset = 0
+        into: KvRegion | PagedRegion
+        if paged:
+            into = paged[g]
+            regions.append(into)
         else:
-            resident, offset = place_cache(p, name, s.ring, key, value, s.fresh), 0
-            regions.append(resident)
+            if sizes.place == "hbm":
+                region = stream_cache(p, name, key, value, s.fresh, s.parts)
+                into, offset = region.newest, region.first
+                regions.append(region)
+            else:
+                into = place_cache(p, name, s.ring, key, value, s.fresh)
+                regions.append(into)
+            checks += kv_checks(name, into, key.codes[offset:], value.codes[offset:], p.config.cols)
         given = memory.fill(
             memory.buffer(f"{name}.new_keys", count, sizes.head_dim, bf16),
             Stored(key.codes[s.fresh], bf16),
@@ -271,14 +301,13 @@ def issue(
         appends.append(
             program.Appends(
                 p,
-                resident,
+                into,
                 [
                     (slot - offset, given.row(i), new_values.row(i))
                     for i, slot in enumerate(s.fresh)
                 ],
             )
         )
-        checks += kv_checks(name, resident, key.codes[offset:], value.codes[offset:], p.config.cols)
     rows = sizes.heads * count
     queries = memory.fill(
         memory.buffer(f"{prefix}queries", rows, sizes.head_dim, bf16, weight=bf16),
@@ -309,7 +338,7 @@ def run(request: KernelRequest) -> KernelResult:
     tile = request.config.tile
     sizes = Sizes.of(request)
     check_sizes(request, sizes)
-    unit = max(8, tile.cols)
+    unit = max(8, tile.cols, sizes.block)
     longest = sizes.context if sizes.window is None else sizes.window + sizes.queries - 1
     stream_bits = 8 * 16 * tile.cols * tile.stream_base
     if sizes.place == "auto":
@@ -337,9 +366,18 @@ def run(request: KernelRequest) -> KernelResult:
     held: list[KvCheck] = []
     errors = []
     sequences = [make_sequence(rng, sizes, i, unit) for i in range(sizes.sequences)]
-    for s in sequences:
+    paged: list[PagedRegion] = []
+    if sizes.block:
+        caches = [
+            (f"{s.prefix}kv{g}", s.keys[g], s.values[g], s.fresh)
+            for s in sequences
+            for g in range(sizes.kv_heads)
+        ]
+        paged, held = page_caches(p, rng, sizes.block, caches)
+    for i, s in enumerate(sequences):
         errors.append(compute(machine, sizes, s, sinks))
-        made, kept = issue(p, sizes, s, starts)
+        blocks = paged[i * sizes.kv_heads : (i + 1) * sizes.kv_heads]
+        made, kept = issue(p, sizes, s, starts, blocks)
         attends, held = attends + made, held + kept
     program.interleave(attends)
     for s in sequences:

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from golden.block_table import BlockShape
+from golden.block_table import Sequence as Pages
 from golden.kernels.attention import Chunk
 from golden.kernels.kv import Held
 from golden.kv_layout import LINE_ELEMENTS, pack_keys, pack_values
+from sim.errors import InputError
 from sim.kernels.system import KvCheck
 from sim.programs.builder import TileProgram
 from sim.programs.memory import TileMemory, align_up
+from sim.programs.paged import PagedRegion, allocate_pool
 from sim.programs.regions import KvRegion, StreamedRegion
 
 CHECKED_SLOTS = 1024  # of a cache are read back; reading takes longer than most runs
@@ -67,6 +71,51 @@ def place_cache(
     region = KvRegion.allocate(p, name, ring, keys.codes.shape[1], values.codes.shape[1])
     kv_images(p.memory, region, without(keys.codes, fresh), without(values.codes, fresh))
     return region
+
+
+def page_caches(
+    p: TileProgram,
+    rng: np.random.Generator,
+    tokens: int,
+    caches: Sequence[tuple[str, Held, Held, Sequence[int]]],
+) -> tuple[list[PagedRegion], list[KvCheck]]:
+    """Caches (name, keys, values, fresh slots) in blocks of `tokens` from one pool, taken in random
+    order, with their block tables; and what the blocks must hold.
+    """
+    memory, cols = p.memory, p.config.cols
+    keys, values = caches[0][1], caches[0][2]
+    shape = BlockShape(
+        tokens, keys.codes.shape[1], cols, LINE_ELEMENTS, value_dim=values.codes.shape[1]
+    )
+    counts = [-(-len(held.codes) // tokens) for _, held, _, _ in caches]
+    pool = allocate_pool(memory, "blocks", shape, sum(counts))
+    sequences = [Pages(pool) for _ in caches]
+    order = rng.permutation(np.repeat(np.arange(len(caches)), counts))
+    for number in order:
+        sequence, slots = sequences[number], len(caches[number][1].codes)
+        sequence.append(min(tokens, slots - sequence.length))
+    regions, checks = [], []
+    table = 0
+    for (name, held, other, fresh), sequence, count in zip(caches, sequences, counts, strict=True):
+        region = PagedRegion(sequence, table, count)
+        if table + count > p.config.block_entries:
+            raise InputError(
+                "blocks",
+                f"{table + count} of {tokens} tokens",
+                f"the block table has {p.config.block_entries} entries",
+                "take larger blocks or fewer tokens",
+            )
+        table += count
+        region.load_table(p, region.words(memory, f"{name}.table"))
+        first = without(held.codes, fresh), without(other.codes, fresh)
+        for b in range(count):
+            block, span = region.block(b), slice(b * tokens, (b + 1) * tokens)
+            kv_images(memory, block, first[0][span], first[1][span])
+            checks += kv_checks(
+                f"{name}.block{b}", block, held.codes[span], other.codes[span], cols
+            )
+        regions.append(region)
+    return regions, checks
 
 
 def stream_cache(

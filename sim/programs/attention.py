@@ -11,7 +11,7 @@ from golden.kernels.attention import Chunk
 from golden.kernels.prefill import RowBlock
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer
-from sim.programs.regions import KvRegion, Region, append
+from sim.programs.regions import Appended, Region
 
 
 def seen(part: Chunk) -> dict[str, Any]:
@@ -25,7 +25,7 @@ class Appends:
     `tokens` are (slot, key, value) in order: rows in the cache's format.
     """
 
-    def __init__(self, p: TileProgram, region: KvRegion, tokens: list[tuple[int, Buffer, Buffer]]):
+    def __init__(self, p: TileProgram, region: Appended, tokens: list[tuple[int, Buffer, Buffer]]):
         self.p, self.region, self.tokens = p, region, list(tokens)
 
     def issue(self, part: Chunk | None = None) -> None:
@@ -37,7 +37,7 @@ class Appends:
         ]
         count = wanted[-1] + 1 if wanted else 0
         for slot, key, value in self.tokens[:count]:
-            append(self.p, key, value, slot, self.region)
+            self.region.append(self.p, key, value, slot)
         del self.tokens[:count]
 
 

@@ -12,7 +12,7 @@ from sim.programs.attention import decode, interleave
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, Weights
 from sim.programs.moe import ExpertImage, expert, gate
-from sim.programs.regions import KvRegion, append
+from sim.programs.regions import KvRegion
 from sim.programs.resident import ResidentExperts
 from sim.programs.resident import experts as resident_experts
 
@@ -81,7 +81,7 @@ def layer(
     value = memory.buffer("value", kv_heads, dim, bf16)
     p.vector(heads_of(qkv, heads + kv_heads, kv_heads), value)
     for g, region in enumerate(place.regions):
-        append(p, key.row(g), value.row(g), slot, region)
+        region.append(p, key.row(g), value.row(g), slot)
     attended = memory.packed("attended", heads, dim, bf16, weight=bf16)
     factor = exponent_factor(dim**-0.5)
     interleave(decode(p, queries, place.sinks, place.regions, factor, parts, attended))

@@ -8,10 +8,12 @@ import numpy as np
 
 from golden.block_table import BlockPool, BlockShape, Sequence
 from golden.formats import Format
+from golden.kernels.attention import Chunk
 from golden.kernels.trace import Stored
 from sim.errors import InputError
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, TileMemory
+from sim.programs.regions import KvRegion, place
 
 
 def allocate_pool(memory: TileMemory, name: str, shape: BlockShape, blocks: int) -> BlockPool:
@@ -51,20 +53,27 @@ class PagedRegion:
         """Copies the words of `words` to this region's entries."""
         p.command("blocktable", addr=words.address, count=words.cols, table=self.table)
 
-    def append(self, p: TileProgram, key: Buffer, value: Buffer, token: int) -> None:
+    @property
+    def value_dim(self) -> int:
+        return self.shape.value_dim or self.shape.head_dim
+
+    def block(self, index: int) -> KvRegion:
+        """A block of the sequence as a region of its own."""
+        row, shape = self.sequence.table[index], self.shape
+        return KvRegion(row, row + shape.key_rows, shape.tokens, shape.head_dim, self.value_dim)
+
+    def append(self, p: TileProgram, key: Buffer, value: Buffer, slot: int) -> None:
         """Writes key and value (rows in tile SRAM) of a token that the sequence has room for."""
-        row, slot = self.sequence.slot(token)
-        p.command(
-            "kvappend",
-            k_addr=key.address,
-            v_addr=value.address,
-            slot=slot,
-            k_base=row,
-            v_base=row + self.shape.key_rows,
-            head_dim=self.shape.head_dim,
-            keys=1,
-            values=1,
-        )
+        block, place = divmod(slot, self.shape.tokens)
+        self.block(block).append(p, key, value, place)
+
+    def scores(self, p: TileProgram, queries: Buffer, part: Chunk, out: Buffer) -> None:
+        """Queries times the keys of tokens [start, stop)."""
+        p.command("matmul", **place(queries, out), **self.keys(part.start, part.stop))
+
+    def product(self, p: TileProgram, probs: Buffer, part: Chunk, out: Buffer) -> None:
+        """Probabilities of tokens [start, stop) times their values."""
+        p.command("matmul", **place(probs, out), **self.values(part.start, part.stop))
 
     def keys(self, start: int, stop: int) -> dict[str, Any]:
         """Operands of MATMUL for queries times the keys of tokens [start, stop) (N tokens)."""
@@ -80,7 +89,7 @@ class PagedRegion:
     def values(self, start: int, stop: int) -> dict[str, Any]:
         """Operands of MATMUL for weights of tokens [start, stop) times their values (K tokens)."""
         return self._pages(start, stop) | {
-            "n": self.shape.head_dim,
+            "n": self.value_dim,
             "k": stop - start,
             "weight_addr": self.shape.key_rows,
             "weight_gstride": self.shape.dim_tiles,

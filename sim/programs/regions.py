@@ -11,6 +11,13 @@ from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, Weights
 
 
+class Appended(Protocol):
+    """A cache in KV SRAM."""
+
+    def append(self, p: TileProgram, key: Buffer, value: Buffer, slot: int) -> None:
+        """Appends one token's key and value in slot `slot`."""
+
+
 class Region(Protocol):
     """A KV head's cache, whose parts are ring slots [start, stop)."""
 
@@ -51,7 +58,9 @@ class KvRegion:
         lines = self.head_dim // LINE_ELEMENTS
         p.command(
             "matmul",
-            **operands(queries, part.stop - part.start, self.head_dim, out),
+            **place(queries, out),
+            n=part.stop - part.start,
+            k=self.head_dim,
             weight_addr=self.keys + part.start // p.config.cols * lines,
             weight_gstride=1,
             weight_nstride=lines,
@@ -62,21 +71,35 @@ class KvRegion:
         tiles = -(-self.value_dim // p.config.cols)
         p.command(
             "matmul",
-            **operands(probs, self.value_dim, part.stop - part.start, out),
+            **place(probs, out),
+            n=self.value_dim,
+            k=part.stop - part.start,
             weight_addr=self.values + part.start // LINE_ELEMENTS * tiles,
             weight_gstride=tiles,
             weight_nstride=1,
         )
 
+    def append(self, p: TileProgram, key: Buffer, value: Buffer, slot: int) -> None:
+        """Appends one token's key and value (BF16 rows) in ring slot `slot`."""
+        sides = {
+            "keys": {"k_addr": key.address, "k_base": self.keys, "keys": 1},
+            "values": {"v_addr": value.address, "v_base": self.values, "values": 1},
+        }
+        if self.head_dim == self.value_dim:
+            p.command(
+                "kvappend", slot=slot, head_dim=self.head_dim, **sides["keys"], **sides["values"]
+            )
+            return
+        p.command("kvappend", slot=slot, head_dim=self.head_dim, **sides["keys"])
+        p.command("kvappend", slot=slot, head_dim=self.value_dim, **sides["values"])
 
-def operands(act: Buffer, n: int, k: int, out: Buffer) -> dict[str, int]:
-    """Operands of a MATMUL in BF16 but for where its weights lie."""
+
+def place(act: Buffer, out: Buffer) -> dict[str, int]:
+    """Operands of a MATMUL in BF16 but for its weights."""
     return {
         "act_addr": act.address,
         "act_stride": act.stride_lines,
         "m": act.rows,
-        "n": n,
-        "k": k,
         "out_addr": out.address,
         "out_stride": out.stride_lines,
         "act_format": Format.BF16,
@@ -113,18 +136,3 @@ class StreamedRegion:
             self.newest.product(p, probs, self._newest(part), out)
         else:
             p.matmul(probs, self.values[part.start], out)
-
-
-def append(p: TileProgram, key: Buffer, value: Buffer, slot: int, region: KvRegion) -> None:
-    """Appends one token's key and value (BF16 rows) in ring slot `slot`."""
-    sides = {
-        "keys": {"k_addr": key.address, "k_base": region.keys, "keys": 1},
-        "values": {"v_addr": value.address, "v_base": region.values, "values": 1},
-    }
-    if region.head_dim == region.value_dim:
-        p.command(
-            "kvappend", slot=slot, head_dim=region.head_dim, **sides["keys"], **sides["values"]
-        )
-        return
-    p.command("kvappend", slot=slot, head_dim=region.head_dim, **sides["keys"])
-    p.command("kvappend", slot=slot, head_dim=region.value_dim, **sides["values"])
