@@ -7,7 +7,7 @@ values are the latents.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from golden.kernels.attention import (
 from golden.kernels.kv import Held
 from golden.kernels.prefill import RowBlock, prefill, schedule
 from golden.kernels.trace import Machine, Stored, Trace
+from golden.kv_layout import LINE_ELEMENTS
 from golden.models import MODELS, Mla
 from sim.errors import InputError
 from sim.kernels.caches import kv_checks, page_caches, place_cache, stream_cache
@@ -104,6 +105,10 @@ class Sizes:
             scale,
             latent,
         )
+
+    def unit(self, cols: int) -> int:
+        """Slots at whose multiples rings end and chunks start."""
+        return max(LINE_ELEMENTS, cols, self.block)
 
     def settings(self, given: Mapping[str, Setting]) -> dict[str, Setting]:
         """What was run, as the result reports it."""
@@ -194,9 +199,11 @@ class Sequence:
     trace: Trace = field(default_factory=Trace)
 
 
-def make_sequence(rng: np.random.Generator, sizes: Sizes, number: int, unit: int) -> Sequence:
-    """Random queries and cache of sequence `number`."""
-    tokens, count = sizes.context - 5 * number, sizes.queries
+def make_sequence(
+    rng: np.random.Generator, sizes: Sizes, number: int, unit: int, tokens: int
+) -> Sequence:
+    """Random queries and cache of sequence `number` with `tokens` tokens."""
+    count = sizes.queries
     seen = tokens if sizes.window is None else min(tokens, sizes.window + count - 1)
     ring = align_up(seen, unit)
     slots = min(tokens, ring)
@@ -333,17 +340,16 @@ def issue(
     return attends, checks
 
 
-def run(request: KernelRequest) -> KernelResult:
-    """The caches hold all tokens but the newest, which the program appends."""
+def prepare(request: KernelRequest) -> Sizes:
+    """The settings as sizes; InputError for what cannot be run."""
     tile = request.config.tile
     sizes = Sizes.of(request)
     check_sizes(request, sizes)
-    unit = max(8, tile.cols, sizes.block)
     longest = sizes.context if sizes.window is None else sizes.window + sizes.queries - 1
     stream_bits = 8 * 16 * tile.cols * tile.stream_base
     if sizes.place == "auto":
-        place = "sram" if fits(sizes, align_up(longest, unit), stream_bits) else "hbm"
-        sizes = Sizes(**{**sizes.__dict__, "place": place})
+        inside = fits(sizes, align_up(longest, sizes.unit(tile.cols)), stream_bits)
+        sizes = replace(sizes, place="sram" if inside or sizes.block else "hbm")
     cache = sizes.sequences * sizes.kv_heads * longest * (sizes.head_dim + sizes.value_dim) * 16
     require(
         tile,
@@ -355,8 +361,17 @@ def run(request: KernelRequest) -> KernelResult:
         raise InputError(
             "queries", sizes.queries, "a cache in HBM serves one query", "take a shorter context"
         )
-    rng = np.random.default_rng(request.seed)
-    sinks = rng.standard_normal(sizes.heads).astype(np.float32) if sizes.sinks else None
+    return sizes
+
+
+def execute(
+    request: KernelRequest,
+    sizes: Sizes,
+    sequences: list[Sequence],
+    sinks: NDArray[np.float32] | None,
+) -> KernelResult:
+    """Runs the sequences' attention on the tile and compares it."""
+    tile = request.config.tile
     machine = Machine(tile.rows, tile.lanes)
     memory = TileMemory(tile)
     p = TileProgram(memory)
@@ -365,7 +380,6 @@ def run(request: KernelRequest) -> KernelResult:
     checks: list[Check] = []
     held: list[KvCheck] = []
     errors = []
-    sequences = [make_sequence(rng, sizes, i, unit) for i in range(sizes.sequences)]
     paged: list[PagedRegion] = []
     if sizes.block:
         caches = [
@@ -373,7 +387,7 @@ def run(request: KernelRequest) -> KernelResult:
             for s in sequences
             for g in range(sizes.kv_heads)
         ]
-        paged, held = page_caches(p, rng, sizes.block, caches)
+        paged, held = page_caches(p, np.random.default_rng(request.seed), sizes.block, caches)
     for i, s in enumerate(sequences):
         errors.append(compute(machine, sizes, s, sinks))
         blocks = paged[i * sizes.kv_heads : (i + 1) * sizes.kv_heads]
@@ -388,15 +402,20 @@ def run(request: KernelRequest) -> KernelResult:
         ]
     error, limit = max(errors, key=lambda pair: pair[0] / max(pair[1], 1e-300))
     result = simulate(request, [memory], [TileRun([p.finish()], [memory], checks, held)])
-    return kernel_result(
-        "attention",
-        request,
-        sizes.settings(request.settings),
-        result,
-        [p.work],
-        error,
-        limit,
-    )
+    shape = sizes.settings(request.settings)
+    return kernel_result("attention", request, shape, result, [p.work], error, limit)
+
+
+def run(request: KernelRequest) -> KernelResult:
+    """The caches hold all tokens but the newest, which the program appends."""
+    sizes = prepare(request)
+    rng = np.random.default_rng(request.seed)
+    sinks = rng.standard_normal(sizes.heads).astype(np.float32) if sizes.sinks else None
+    unit = sizes.unit(request.config.tile.cols)
+    sequences = [
+        make_sequence(rng, sizes, i, unit, sizes.context - 5 * i) for i in range(sizes.sequences)
+    ]
+    return execute(request, sizes, sequences, sinks)
 
 
 KERNEL = Kernel(

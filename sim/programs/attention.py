@@ -219,6 +219,9 @@ def interleave(attends: list[Attend]) -> None:
         if index == len(attend.parts) - 1:
             attend.prepare()
         grown = attend, index
+    for attend in attends:  # tokens that no query sees are kept too
+        if attend.appends is not None:
+            attend.appends.issue()
     if grown is not None:
         grown[0].grow(grown[1])
 
