@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a KV cache lies in the KV SRAM: the one place that packs it.
 
-The SRAM has `cols` banks of lines; a line holds 8 BF16 values, element 0 in the low bits, and a row
-is one line in every bank. Both regions come out of the array's row reads as stationary weights:
+The SRAM has `cols` banks of lines; a line holds E elements, 8 of BF16 or 16 of MXFP8 E4M3, element
+0 in the low bits, and a row is one line in every bank. Both regions come out of the array's row
+reads as stationary weights:
 
-- keys are banked by slot: a row holds the same 8 dimensions of `cols` neighbouring slots, and the
-  head_dim / 8 pieces of a key lie in as many consecutive rows of one bank;
-- values are banked by dimension: a line holds one dimension of 8 neighbouring slots, and a group of
-  8 slots takes ceil(head_dim / cols) rows.
+- keys are banked by slot: a row holds the same E dimensions of `cols` neighbouring slots, and the
+  head_dim / E pieces of a key lie in as many consecutive rows of one bank;
+- values are banked by dimension: a line holds one dimension of E neighbouring slots, and a group of
+  E slots takes ceil(head_dim / cols) rows.
 
-Rows count from the first row of the region. What was never appended is undefined.
+Rows count from the first row of the region. head_dim is a multiple of E. An element that was never
+appended is zero when its line has a value and undefined otherwise.
 """
 
 from typing import NamedTuple
@@ -17,6 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from golden.formats import LINE_BITS, SPECS, Format
+
+FORMATS = (Format.BF16, Format.MXFP8_E4M3)
 LINE_ELEMENTS = 8  # BF16 values of a line
 
 
@@ -28,44 +33,59 @@ class Place(NamedTuple):
     element: NDArray[np.int64]
 
 
-def _check(head_dim: int, cols: int) -> None:
-    if head_dim < LINE_ELEMENTS or head_dim % LINE_ELEMENTS:
-        raise ValueError(f"head_dim must be a multiple of {LINE_ELEMENTS}, not {head_dim!r}")
+def line_elements(fmt: Format = Format.BF16) -> int:
+    """Elements of a line."""
+    if fmt not in FORMATS:
+        raise ValueError(f"fmt must be one of {', '.join(f.name for f in FORMATS)}, not {fmt!r}")
+    return LINE_BITS // SPECS[fmt].storage_bits
+
+
+def _check(head_dim: int, cols: int, fmt: Format) -> int:
+    """Elements of a line, once sizes are checked."""
+    elements = line_elements(fmt)
+    if head_dim < elements or head_dim % elements:
+        raise ValueError(f"head_dim must be a multiple of {elements}, not {head_dim!r}")
     if cols < 1 or cols & (cols - 1):
         raise ValueError(f"cols must be a power of two, not {cols!r}")
+    return elements
 
 
-def key_rows(slots: int, head_dim: int, cols: int) -> int:
+def key_rows(slots: int, head_dim: int, cols: int, fmt: Format = Format.BF16) -> int:
     """Rows of the key region of a ring of `slots`."""
-    _check(head_dim, cols)
-    return -(-slots // cols) * (head_dim // LINE_ELEMENTS)
+    elements = _check(head_dim, cols, fmt)
+    return -(-slots // cols) * (head_dim // elements)
 
 
-def value_rows(slots: int, head_dim: int, cols: int) -> int:
+def value_rows(slots: int, head_dim: int, cols: int, fmt: Format = Format.BF16) -> int:
     """Rows of the value region of a ring of `slots`."""
-    _check(head_dim, cols)
-    return -(-slots // LINE_ELEMENTS) * -(-head_dim // cols)
+    elements = _check(head_dim, cols, fmt)
+    return -(-slots // elements) * -(-head_dim // cols)
 
 
-def key_place(slot: ArrayLike, dim: ArrayLike, head_dim: int, cols: int) -> Place:
+def key_place(
+    slot: ArrayLike, dim: ArrayLike, head_dim: int, cols: int, fmt: Format = Format.BF16
+) -> Place:
     """Places of key elements (slot, dim), which broadcast."""
-    _check(head_dim, cols)
+    elements = _check(head_dim, cols, fmt)
     s, d = np.broadcast_arrays(np.asarray(slot, np.int64), np.asarray(dim, np.int64))
-    row = s // cols * (head_dim // LINE_ELEMENTS) + d // LINE_ELEMENTS
-    return Place(row, s % cols, d % LINE_ELEMENTS)
+    row = s // cols * (head_dim // elements) + d // elements
+    return Place(row, s % cols, d % elements)
 
 
-def value_place(slot: ArrayLike, dim: ArrayLike, head_dim: int, cols: int) -> Place:
+def value_place(
+    slot: ArrayLike, dim: ArrayLike, head_dim: int, cols: int, fmt: Format = Format.BF16
+) -> Place:
     """Places of value elements (slot, dim), which broadcast."""
-    _check(head_dim, cols)
+    elements = _check(head_dim, cols, fmt)
     s, d = np.broadcast_arrays(np.asarray(slot, np.int64), np.asarray(dim, np.int64))
-    row = s // LINE_ELEMENTS * -(-head_dim // cols) + d // cols
-    return Place(row, d % cols, s % LINE_ELEMENTS)
+    row = s // elements * -(-head_dim // cols) + d // cols
+    return Place(row, d % cols, s % elements)
 
 
-def _pack(codes: ArrayLike, rows: int, place: Place, cols: int) -> NDArray[np.uint16]:
-    lines = np.zeros((rows, cols, LINE_ELEMENTS), np.uint16)
-    lines[place] = np.asarray(codes, np.uint16)
+def _pack(codes: ArrayLike, rows: int, place: Place, cols: int, fmt: Format) -> NDArray:
+    dtype = np.uint16 if SPECS[fmt].storage_bits == 16 else np.uint8
+    lines = np.zeros((rows, cols, line_elements(fmt)), dtype)
+    lines[place] = np.asarray(codes, dtype)
     return lines
 
 
@@ -77,15 +97,19 @@ def _grid(codes: ArrayLike) -> tuple[int, int, NDArray[np.int64], NDArray[np.int
     return slots, head_dim, np.arange(slots)[:, None], np.arange(head_dim)[None]
 
 
-def pack_keys(codes: ArrayLike, cols: int) -> NDArray[np.uint16]:
-    """Key region [rows, cols, 8] of BF16 codes [slots, head_dim]; 0 where no key lies."""
+def pack_keys(codes: ArrayLike, cols: int, fmt: Format = Format.BF16) -> NDArray:
+    """Key region [rows, cols, E] of codes [slots, head_dim], 16-bit for BF16, else 8-bit; 0 where
+    no key lies.
+    """
     slots, head_dim, s, d = _grid(codes)
-    rows = key_rows(slots, head_dim, cols)
-    return _pack(codes, rows, key_place(s, d, head_dim, cols), cols)
+    rows = key_rows(slots, head_dim, cols, fmt)
+    return _pack(codes, rows, key_place(s, d, head_dim, cols, fmt), cols, fmt)
 
 
-def pack_values(codes: ArrayLike, cols: int) -> NDArray[np.uint16]:
-    """Value region [rows, cols, 8] of BF16 codes [slots, head_dim]; 0 where no value lies."""
+def pack_values(codes: ArrayLike, cols: int, fmt: Format = Format.BF16) -> NDArray:
+    """Value region [rows, cols, E] of codes [slots, head_dim], 16-bit for BF16, else 8-bit; 0 where
+    no value lies.
+    """
     slots, head_dim, s, d = _grid(codes)
-    rows = value_rows(slots, head_dim, cols)
-    return _pack(codes, rows, value_place(s, d, head_dim, cols), cols)
+    rows = value_rows(slots, head_dim, cols, fmt)
+    return _pack(codes, rows, value_place(s, d, head_dim, cols, fmt), cols, fmt)

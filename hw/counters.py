@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of what each unit of a tile did in every cycle of a run."""
+"""Counters of what each unit of a tile did in every cycle of a run, and of errors."""
 
 from collections.abc import Sequence
 
-from amaranth import Module, Signal
+from amaranth import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -68,4 +68,24 @@ class ActivityCounters(wiring.Component):
             for i, counter in enumerate(counters):
                 with m.Case(i):
                     m.d.sync += self.read_value.eq(counter)
+        return m
+
+
+class SaturatingCounter(wiring.Component):
+    """Adds `amount` (up to `most`) in every cycle, up to its largest value. `clear` goes first."""
+
+    def __init__(self, most: int):
+        if most < 1:
+            raise ValueError(f"most must be at least 1, not {most!r}")
+        super().__init__(
+            {"amount": In(range(most + 1)), "clear": In(1), "value": Out(COUNTER_BITS)}
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        total = Signal(COUNTER_BITS + 1)
+        m.d.comb += total.eq(self.value + self.amount)
+        m.d.sync += self.value.eq(Mux(total[-1], (1 << COUNTER_BITS) - 1, total))
+        with m.If(self.clear):
+            m.d.sync += self.value.eq(0)
         return m

@@ -5,7 +5,7 @@ Bits 31..28 of a host address choose the region, the rest counts lines:
 
 | region | contents |
 |---|---|
-| 0 | registers: line 0 control, line 1 status, 16 + i counter i, 64 + i semaphore i |
+| 0 | registers: line 0 control, 1 status, 2 KV SRAM, 16 + i counter i, 64 + i semaphore i |
 | 1 | program memory, one beat a line |
 | 2 | tile SRAM |
 | 3 | KV SRAM, line row * cols + bank |
@@ -13,6 +13,11 @@ Bits 31..28 of a host address choose the region, the rest counts lines:
 Control (write): bit 0 start, bit 1 reset, bits 63..32 start beat, bits 95..64 cycle limit (0:
 none). Status (read): bits 7..0 status, 15..8 engine, 23..16 semaphore, 31 running, 63..32 beat of
 the command, 95..64 cycles since start, 96 a top-k row was all NaN.
+
+KV SRAM (write): bits to flip in the code word of the next host write to the KV SRAM: bits 7..0 one,
+enabled by bit 8, and 16..9 another, enabled by bit 17. KV SRAM (read): bits 31..0 reads that were
+corrected, 63..32 reads that were not correctable, both since the start and saturating; of the last
+host read of the KV SRAM 64: it was corrected, 65: it was not correctable.
 """
 
 from enum import IntEnum
@@ -26,6 +31,7 @@ from hw.fifo import StreamFifo
 from hw.ports import LINE_BITS, SCALE_BITS, HostPort
 
 REGION_LO = 28
+KV_LINE = 2
 COUNTER_LINE = 16
 SEMAPHORE_LINE = 64
 REGISTER_LINES = 128

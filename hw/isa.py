@@ -61,6 +61,7 @@ class Status(IntEnum):
     CYCLE_LIMIT = 6
     HBM_ERROR = 7
     NO_DESTINATION = 8
+    KV_ERROR = 10
     IDLE = 15
 
 
@@ -430,8 +431,10 @@ KVAPPEND = Command(
     37,
     Engine.KV,
     (
-        "Appends one token to a KV cache: its key (head_dim BF16 values in tile SRAM) as lines "
-        "of bank slot mod cols, its value as one element in every bank."
+        "Appends one token to a KV cache: its key (head_dim values in tile SRAM) as lines of bank "
+        "slot mod cols, its value as one element in every bank. The first token of a line of "
+        "values (slot a multiple of the elements of a line) makes the line's other elements zero, "
+        "unless `wrapped`."
     ),
     (
         Operand("k_addr", 2, 32, "byte address of the key, a multiple of 16"),
@@ -439,9 +442,11 @@ KVAPPEND = Command(
         Operand("slot", 4, 24, "ring slot (token index modulo ring length)"),
         Operand("k_base", 5, 24, "first KV SRAM row of the key region"),
         Operand("v_base", 6, 24, "first KV SRAM row of the value region"),
-        Operand("head_dim", 7, 16, "elements, a multiple of 8"),
+        Operand("head_dim", 7, 16, "elements, a multiple of those of a line: 8 BF16, 16 MXFP8"),
         Operand("keys", 8, 1, "1: append the key", 0),
         Operand("values", 8, 1, "1: append the value", 1),
+        Operand("format", 8, 3, "Format of key and value: BF16 or MXFP8_E4M3", 2),
+        Operand("wrapped", 9, 1, "1: the slot is written again, later tokens of its line are kept"),
     ),
 )
 

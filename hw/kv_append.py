@@ -2,28 +2,40 @@
 """The KV engine: appends a token's key and value to a KV cache (KVAPPEND)."""
 
 from amaranth import Module, Mux, Signal
-from amaranth.lib import stream, wiring
-from amaranth.lib.wiring import Out
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
 
+from golden.formats import SCALE_ONE, Format
 from hw.config import TileConfig
 from hw.fifo import StreamFifo
 from hw.isa import KVAPPEND, Activity, Status
-from hw.kv_sram import ROW_BITS, append_layout, append_width
-from hw.ports import GRANULES, LINE_BITS, EngineControl, SramClient
+from hw.kv_update import ROW_BITS, KvUpdate, append_layout, append_width
+from hw.ports import LINE_BITS, SCALE_BITS, EngineControl, SramClient
 
 BUFFER = 8  # lines between tile SRAM and KV SRAM
-WRITE_DELAY = 2  # cycles until an accepted write is seen by reads
+LINE = data.StructLayout({"data": LINE_BITS, "scale": SCALE_BITS})
 
 
 class KvAppend(wiring.Component):
-    """Key: line p of the token in slot s goes to bank s mod cols, row k_base + (s div cols) *
-    (head_dim / 8) + p. Value: element d goes to bank d mod cols, row v_base + (s div 8) *
-    ceil(head_dim / cols) + d div cols, granule s mod 8.
+    """With E elements to a line (8 BF16, 16 MXFP8 E4M3), key: line p of the token in slot s goes to
+    bank s mod cols, row k_base + (s div cols) * (head_dim / E) + p. Value: element d goes to bank d
+    mod cols, row v_base + (s div E) * ceil(head_dim / cols) + d div cols, element s mod E.
 
-    One line per cycle (a value with fewer than 8 columns: 8 / cols cycles), about 10 cycles per
-    command besides. Illegal: head_dim of 0 or no multiple of 8, misaligned addresses, neither key
-    nor value. A source beyond the tile SRAM, rows at or beyond the weight stream's ring: an address
-    error; nothing is written then.
+    Scales: 1.0 for BF16, else that of the source line. A value line has one scale for its E tokens,
+    which is that of the token appended last; so a head's values all have the same scale, and its
+    keys may differ from line to line.
+
+    The slots of a line of values are filled in order. The first one, a multiple of E, writes the
+    line whole, with zeros for the tokens to come; the others, and with `wrapped` the first one too,
+    change their element and keep the rest (`hw.kv_update`). A ring that is full sets `wrapped` on
+    each later lap; without it the E - 1 tokens after that slot would be lost.
+
+    One line per cycle (a value with fewer than E columns: E / cols cycles), about 12 cycles per
+    command besides; BLOCKED while an element waits for the array to leave a bank's read port free,
+    which a resident weight matrix that is loaded without a pause never does. Illegal: head_dim of 0
+    or no multiple of E, another format, misaligned addresses, neither key nor value. A source
+    beyond the tile SRAM, rows at or beyond the weight stream's ring: an address error; nothing is
+    written then. `fault`, from the KV SRAM: KV_ERROR; the line at fault is left as it was.
     """
 
     def __init__(self, config: TileConfig):
@@ -33,6 +45,7 @@ class KvAppend(wiring.Component):
                 "control": Out(EngineControl(KVAPPEND)),
                 "source": Out(SramClient(1)),
                 "append": Out(stream.Signature(append_layout(config.cols))),
+                "fault": In(1),
             }
         )
 
@@ -48,18 +61,23 @@ class KvAppend(wiring.Component):
             Signal(ROW_BITS + 16, reset_less=True),
             Signal(ROW_BITS + 16, reset_less=True),
         )
-        m.submodules.buffer = buffer = StreamFifo(LINE_BITS, BUFFER)
+        m.submodules.buffer = buffer = StreamFifo(LINE, BUFFER)
         reading, read_value = Signal(), Signal()
         read_line = Signal(13, reset_less=True)
         in_flight = Signal(range(BUFFER + 1))
         write_value = Signal()
-        write_line, element = Signal(13, reset_less=True), Signal(3)
-        settle = Signal(range(WRITE_DELAY + 1))
+        write_line, element = Signal(13, reset_less=True), Signal(4)
+        settle = Signal(range(KvUpdate.LATENCY + 1))
+        eight, faulty = Signal(), Signal()
+        given_eight = Signal()
 
         m.d.comb += [
+            eight.eq(command.format == Format.MXFP8_E4M3),
+            given_eight.eq(given.format == Format.MXFP8_E4M3),
             legal.eq(
                 (given.head_dim != 0)
                 & ~given.head_dim[:3].any()
+                & ((given.format == Format.BF16) | (given_eight & ~given.head_dim[3]))
                 & ~given.k_addr[:4].any()
                 & ~given.v_addr[:4].any()
                 & (given.keys | given.values)
@@ -90,7 +108,8 @@ class KvAppend(wiring.Component):
             request.payload.address.eq(address + read_line),
             granted.eq(request.valid & request.ready),
             buffer.i.valid.eq(self.source.valid),
-            buffer.i.payload.eq(self.source.response.data[0]),
+            buffer.i.payload.data.eq(self.source.response.data[0]),
+            buffer.i.payload.scale.eq(Mux(eight, self.source.response.scales[0], SCALE_ONE)),
         ]
         m.d.sync += in_flight.eq(in_flight + granted - self.source.valid)
         with m.If(granted):
@@ -102,21 +121,28 @@ class KvAppend(wiring.Component):
                 m.d.sync += read_line.eq(read_line + 1)
 
         # Writes.
-        width = append_width(cols)
         append = self.append.payload
+        last_element, width = Signal(4), Signal(5)
+        with m.If(eight):
+            m.d.comb += [width.eq(append_width(cols, True)), last_element.eq(16 - width)]
+        with m.Else():
+            m.d.comb += [width.eq(append_width(cols)), last_element.eq(8 - width)]
         place = Signal(16)  # element of the value that the write starts with
         taken, last_part, last_line = Signal(), Signal(), Signal()
         running = Signal()
         m.d.comb += [
-            place.eq((write_line << 3) + element),
-            last_part.eq(~write_value | (element == GRANULES - width)),
+            place.eq(Mux(eight, write_line << 4, write_line << 3) + element),
+            last_part.eq(~write_value | (element == last_element)),
             last_line.eq(last_part & (write_line == lines - 1)),
             self.append.valid.eq(running & buffer.o.valid),
             append.key.eq(~write_value),
             append.row.eq(Mux(write_value, value_row + (place >> col_bits), key_row + write_line)),
             append.bank.eq(Mux(write_value, place[:col_bits], command.slot[:col_bits])),
-            append.granule.eq(command.slot[:3]),
-            append.line.eq(buffer.o.payload >> (element << 4)),
+            append.eight.eq(eight),
+            append.place.eq(Mux(eight, command.slot[:4], command.slot[:3])),
+            append.fresh.eq((append.place == 0) & ~command.wrapped),
+            append.line.eq(buffer.o.payload.data >> Mux(eight, element << 3, element << 4)),
+            append.scale.eq(buffer.o.payload.scale),
             taken.eq(self.append.valid & self.append.ready),
             buffer.o.ready.eq(taken & last_part),
         ]
@@ -124,7 +150,7 @@ class KvAppend(wiring.Component):
         m.d.comb += finished.eq(taken & last_line & (write_value | ~command.values))
         with m.If(taken):
             with m.If(write_value):
-                m.d.sync += element.eq(element + width)
+                m.d.sync += element.eq(Mux(last_part, 0, element + width))
             with m.If(last_part):
                 m.d.sync += write_line.eq(Mux(last_line, 0, write_line + 1))
             with m.If(last_line):
@@ -136,7 +162,7 @@ class KvAppend(wiring.Component):
                 with m.If(self.control.command.valid):
                     m.d.sync += [
                         command.eq(given),
-                        lines.eq(given.head_dim >> 3),
+                        lines.eq(Mux(given_eight, given.head_dim >> 4, given.head_dim >> 3)),
                         tiles.eq((given.head_dim + (cols - 1)) >> col_bits),
                     ]
                     m.next = "ROWS"
@@ -148,7 +174,9 @@ class KvAppend(wiring.Component):
             with m.State("ROWS"):
                 m.d.sync += [
                     key_row.eq(command.k_base + (command.slot >> col_bits) * lines),
-                    value_row.eq(command.v_base + (command.slot >> 3) * tiles),
+                    value_row.eq(
+                        command.v_base + Mux(eight, command.slot >> 4, command.slot >> 3) * tiles
+                    ),
                 ]
                 m.next = "CHECK"
             with m.State("CHECK"):
@@ -159,6 +187,7 @@ class KvAppend(wiring.Component):
                     write_value.eq(~command.keys),
                     element.eq(0),
                     settle.eq(0),
+                    faulty.eq(0),
                 ]
                 with m.If(in_range):
                     m.d.sync += reading.eq(1)
@@ -174,10 +203,14 @@ class KvAppend(wiring.Component):
                     m.next = "SETTLE"
             with m.State("SETTLE"):
                 m.d.sync += settle.eq(settle + 1)
-                with m.If(settle == WRITE_DELAY):
+                with m.If(settle == KvUpdate.LATENCY):
                     m.d.comb += self.control.done.eq(1)
+                    with m.If(faulty):
+                        m.d.comb += self.control.error.eq(Status.KV_ERROR)
                     m.next = "IDLE"
 
+        with m.If(self.fault):
+            m.d.sync += faulty.eq(1)
         activity = self.control.activity
         with m.If(fsm.ongoing("IDLE")):
             m.d.comb += activity.eq(Activity.IDLE)

@@ -54,6 +54,7 @@ class MatrixEngine(wiring.Component):
                 "memory": Out(SramClient(config.vector_lines)),
                 "weights": Out(WeightRead(config.cols, load_meta(config.rows).size)),
                 "weights_fault": In(1),
+                "weights_error": In(1),  # a line was not correctable
                 "available": In(POSITION_BITS),
                 "taken": Out(1),
                 "load_activity": Out(Activity),  # of the array's load port
@@ -232,7 +233,7 @@ class MatrixEngine(wiring.Component):
 
     def _finish(self, m, accept, refuse, in_flight, issuer, bias, writer, table):
         """Completion, errors and activity. A fault belongs to the oldest command in the engine."""
-        faulty, done = Signal(), Signal()
+        faulty, damaged, done = Signal(), Signal(), Signal()
         refused = Signal()  # the queue wants `done` a cycle after the command at the earliest
         settling = Signal(TileSram.LATENCY + 1)  # a fault of the last write is known only then
         m.d.comb += [
@@ -245,7 +246,11 @@ class MatrixEngine(wiring.Component):
                     Mux(
                         table.done,
                         table.error,
-                        Mux(faulty, Status.ADDRESS_RANGE, Status.RUNNING),
+                        Mux(
+                            faulty,
+                            Status.ADDRESS_RANGE,
+                            Mux(damaged, Status.KV_ERROR, Status.RUNNING),
+                        ),
                     ),
                 )
             ),
@@ -257,6 +262,7 @@ class MatrixEngine(wiring.Component):
             faulty.eq(
                 (faulty & ~done) | issuer.fault | bias.fault | writer.fault | self.weights_fault
             ),
+            damaged.eq((damaged & ~done) | self.weights_error),
         ]
         with m.If(issuer.issued | ~table.fill.ready):
             m.d.comb += self.control.activity.eq(Activity.BUSY)

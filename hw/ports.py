@@ -77,19 +77,26 @@ class ActivationClient(wiring.Signature):
         )
 
 
+def weight_command(cols: int, meta_bits: int) -> data.StructLayout:
+    """A read of one KV SRAM row: see `WeightRead`."""
+    return data.StructLayout(
+        {"valid": 1, "row": 24, "columns": cols.bit_length(), "meta": meta_bits}
+    )
+
+
 class WeightRead(wiring.Signature):
     """Read of one KV SRAM row, seen from the reader: column c's line comes c cycles after column
     0's.
 
-    `command` is sampled every cycle and never stalls. Column c's line, scale and the command's
-    `meta` appear on `column[c]` exactly `KvSram.READ_LATENCY + c` cycles later, with `valid` high
-    for that cycle.
+    `command` is sampled every cycle and never stalls; the lines of the first `columns` columns are
+    used, so errors in them count. Column c's line, scale and the command's `meta` appear on
+    `column[c]` exactly `KvSram.READ_LATENCY + c` cycles later, with `valid` high for that cycle.
     """
 
     def __init__(self, cols: int, meta_bits: int):
         super().__init__(
             {
-                "command": Out(data.StructLayout({"valid": 1, "row": 24, "meta": meta_bits})),
+                "command": Out(weight_command(cols, meta_bits)),
                 "column": In(
                     data.ArrayLayout(
                         data.StructLayout(

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from amaranth import Module, Signal
+from amaranth import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -11,6 +11,7 @@ from hw.collective_node import CollectiveLocal
 from hw.collective_port import CollectivePort
 from hw.command_processor import CommandProcessor
 from hw.config import TileConfig
+from hw.counters import SaturatingCounter
 from hw.dma import Dma
 from hw.emit import place
 from hw.hbm_port import HbmPort
@@ -18,6 +19,7 @@ from hw.host_adapter import (
     CORE_ANSWER,
     CORE_COMMAND,
     COUNTER_LINE,
+    KV_LINE,
     SEMAPHORE_LINE,
     HostAdapter,
     Region,
@@ -137,6 +139,8 @@ class TileCore(wiring.Component):
         gates.connect("dma_kv_write", dma.kv_write, kv.dma_write)
         m.d.comb += [
             matrix.weights_fault.eq(kv.read_fault),
+            matrix.weights_error.eq(kv.read_error),
+            append.fault.eq(kv.append_fault),
             processor.load_activity.eq(matrix.load_activity),
             matrix.available.eq(stream.available),
             stream.taken.eq(matrix.taken),
@@ -165,13 +169,39 @@ class TileCore(wiring.Component):
             m.d.sync += nan_row.eq(0)
         with m.Elif(topk.nan_row):
             m.d.sync += nan_row.eq(1)
-        self._host(m, processor, sram, kv, nan_row)
+        self._host(m, processor, sram, kv, nan_row, self._kv_register(m, processor, kv))
         return m
 
-    def _host(self, m, processor, sram, kv, nan_row):
+    def _kv_register(self, m, processor, kv):
+        """The host's view of errors in the KV SRAM, and the bits that its next write flips."""
+        access, read = self.access, kv.host_read.response
+        value = Signal(66)
+        for i, name in enumerate(("corrected", "uncorrectable")):
+            counter = SaturatingCounter(self.config.cols)
+            m.submodules[f"kv_{name}"] = counter
+            m.d.comb += [
+                counter.amount.eq(getattr(kv, name)),
+                counter.clear.eq(processor.start),
+                value[32 * i : 32 * (i + 1)].eq(counter.value),
+            ]
+        last = Signal(2)  # of the last host read
+        with m.If(read.valid):
+            m.d.sync += last.eq(Cat(read.payload.corrected, read.payload.double))
+        m.d.comb += value[64:].eq(last)
+        inject = Signal(kv.inject.shape())
+        m.d.comb += kv.inject.eq(inject)
+        with m.If(access.valid & access.write & (access.region == Region.REGISTERS)):
+            with m.If(access.address == KV_LINE):
+                m.d.sync += inject.eq(access.data)
+        with m.Elif(kv.host_write.valid & kv.host_write.ready):
+            m.d.sync += inject.eq(0)
+        return value
+
+    def _host(self, m, processor, sram, kv, nan_row, kv_register):
         """The host's accesses: one at a time, `access_ready` in the cycle in which one is done."""
         access = self.access
-        register = Signal(2)  # which register a read a cycle ago meant: status, counter, semaphore
+        # Which register a read a cycle ago meant: status, counter, semaphore, KV SRAM.
+        register = Signal(2)
         register_read, program_read = Signal(), Signal()
         chosen = {region: Signal(name=f"host_{region.name.lower()}") for region in Region}
         for region, signal in chosen.items():
@@ -218,7 +248,13 @@ class TileCore(wiring.Component):
         m.d.sync += [
             register_read.eq(chosen[Region.REGISTERS] & ~access.write),
             program_read.eq(chosen[Region.PROGRAM] & ~access.write),
-            register.eq((access.address >= COUNTER_LINE) + (access.address >= SEMAPHORE_LINE)),
+            register.eq(
+                Mux(
+                    access.address == KV_LINE,
+                    3,
+                    (access.address >= COUNTER_LINE) + (access.address >= SEMAPHORE_LINE),
+                )
+            ),
             semaphore_id.eq(access.address - SEMAPHORE_LINE),
         ]
         m.d.comb += processor.semaphore_index.eq(semaphore_id)
@@ -240,8 +276,10 @@ class TileCore(wiring.Component):
                     ]
                 with m.Case(1):
                     m.d.comb += answer.data.eq(processor.counter_value)
-                with m.Default():
+                with m.Case(2):
                     m.d.comb += answer.data.eq(processor.semaphore_value)
+                with m.Default():
+                    m.d.comb += answer.data.eq(kv_register)
         with m.Elif(program_read):
             m.d.comb += answer.data.eq(processor.program_read_data)
         with m.Elif(sram.host.valid):
@@ -266,6 +304,7 @@ class Tile(wiring.Component):
     engines = tuple(Engine)  # that execute commands
     counted = COUNTED  # whose cycles it counts, in the order of the counters
     counter_line = COUNTER_LINE  # line of the host map with the first counter
+    kv_line = KV_LINE  # and that with the counts of flipped bits in the KV SRAM
 
     def __init__(self, config: TileConfig):
         self.config = config

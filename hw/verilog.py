@@ -207,7 +207,9 @@ def description(
     Offsets are in bits from the low end of the port. `modules` and `srams` say how often each
     module with a file of its own is in the block. `counters` lists the engines whose cycles the
     block counts (its attribute `counted`, if it has one) and the activities that they are told by;
-    with a `counter_line`, the host reads counter i at that line plus i, activities fastest.
+    with a `counter_line`, the host reads counter i at that line plus i, activities fastest; with a
+    `kv_line`, it reads there the numbers of KV SRAM reads that were corrected, and that could not
+    be.
     """
     clocked = getattr(component, "clocked", True)
     ports: list[dict[str, Any]] = [
@@ -243,6 +245,12 @@ def description(
         counters |= {"activities": [a.name for a in Activity], "width": COUNTER_BITS}
     if hasattr(component, "counter_line"):
         counters["host_line"] = component.counter_line
+    if hasattr(component, "kv_line"):
+        counters["kv_errors"] = {
+            "host_line": component.kv_line,
+            "corrected": {"offset": 0, "width": COUNTER_BITS},
+            "uncorrectable": {"offset": COUNTER_BITS, "width": COUNTER_BITS},
+        }
     return (
         json.dumps(
             {

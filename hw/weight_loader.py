@@ -23,6 +23,7 @@ from hw.block_table import ENTRY_BITS, BlockTable
 from hw.config import TileConfig
 from hw.isa import Activity
 from hw.matrix_job import JOB_LAYOUT
+from hw.ports import weight_command
 from hw.weight_walk import WeightWalk, place_layout
 
 RING = 8  # weight tiles between the walker and the row that lags most
@@ -88,7 +89,7 @@ class WeightLoader(wiring.Component):
                 "tile": Out(stream.Signature(tile_layout(config))),
                 "swap_ready": Out(1),
                 "swap": In(1),
-                "command": Out(data.StructLayout({"valid": 1, "row": 24, "meta": self.meta.size})),
+                "command": Out(weight_command(config.cols, self.meta.size)),
                 "lookup": Out(data.StructLayout({"valid": 1, "entry": ENTRY_BITS})),
                 "table_row": In(config.kv_rows.bit_length() - 1),
                 "table_outside": In(1),
@@ -112,6 +113,7 @@ class WeightLoader(wiring.Component):
                 "halves": 1,
                 "stream": 1,
                 "count": count_bits,
+                "columns": cols.bit_length(),
                 "position": POSITION_BITS,
             }
         )
@@ -167,6 +169,7 @@ class WeightLoader(wiring.Component):
                 slot.halves.eq(pair.halves),
                 slot.stream.eq(job.stream),
                 slot.count.eq(count),
+                slot.columns.eq(Mux(last_n, n_now, cols)),
                 slot.position.eq(position),
                 described.eq(described + 1),
                 walking.eq(~(last_k & last_n)),
@@ -299,6 +302,7 @@ class WeightLoader(wiring.Component):
         then = data.StructLayout(
             {
                 "meta": self.meta,
+                "columns": config.cols.bit_length(),
                 "base": 24,
                 "gstride": 16,
                 "line": max(line_bits, len(place.start)),
@@ -311,6 +315,7 @@ class WeightLoader(wiring.Component):
         m.d.sync += [
             valid.eq(best),
             chosen.meta.eq(meta),
+            chosen.columns.eq(entry.columns),
             chosen.base.eq(place.base),
             chosen.gstride.eq(place.gstride),
             chosen.line.eq(
@@ -326,6 +331,7 @@ class WeightLoader(wiring.Component):
             paged.eq(plain + self.table_row),
             self.command.valid.eq(valid),
             self.command.meta.eq(chosen.meta),
+            self.command.columns.eq(chosen.columns),
             self.command.row.eq(plain),
         ]
         with m.If(chosen.stream):

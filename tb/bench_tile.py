@@ -2,21 +2,24 @@
 """cocotb bench of the simulated system: loads tiles, runs their programs, reads memories back.
 
 Parameters: `runs`, a list of {load: [first, count] per tile, start: beat per tile or null, limit:
-cycles, reads: [[tile, host address, lines], ...], pick: [tile, from, to] or null}; `stall` (of
-256); `err` [lo, hi]. It reports per run the status of each tile and its counters, and the lines
-read as arrays `read_<run>_<index>`.
+cycles, reads: [[tile, host address, lines], ...], pick: [tile, from, to] or null, damage: [[tile,
+KV SRAM line, bits], ...]}; `stall` (of 256); `err` [lo, hi]. It reports per run the status of each
+tile with its counters of KV SRAM errors, its other counters, and the lines read as arrays
+`read_<run>_<index>`.
 
 A run with `pick` takes the first word of the line at host address `from`, which an earlier run has
 left there, and writes the lines of that index of the array `rows` [index, lines, 16] from host
 address `to` on: the host of a language model, which gives the tile the embedding of the token that
 the tile has chosen.
+
+`damage` writes a line as it is, but with one or two bits of its code word flipped.
 """
 
 import cocotb
 import numpy as np
 from cocotb.triggers import ClockCycles, RisingEdge, with_timeout
 
-from hw.host_adapter import COUNTER_LINE
+from hw.host_adapter import COUNTER_LINE, KV_LINE, REGION_LO, Region
 from hw.isa import COUNTED, Activity, Status
 from tb import bench
 
@@ -45,12 +48,14 @@ class System:
             await with_timeout(dut.load_busy.value_change, 4 * count + SILENCE, "ns")
         await ClockCycles(dut.clk, 8)  # the last response
 
-    async def access(self, tile: int, address: int, data: int | None = None) -> tuple[int, int]:
+    async def access(
+        self, tile: int, address: int, data: int | None = None, scale: int = 127
+    ) -> tuple[int, int]:
         """One host request: (line, scale) of a read, or a write of `data`."""
         dut = self.dut
         dut.host_write.value = int(data is not None)
         dut.host_address.value, dut.host_data.value = address, data or 0
-        dut.host_scale.value = 127
+        dut.host_scale.value = scale
         dut.host_valid.value = 1 << tile
         while True:
             await RisingEdge(dut.clk)
@@ -80,8 +85,16 @@ class System:
         for i, row in enumerate(bench.arrays()["rows"][line & 0xFFFFFFFF]):
             await self.access(tile, target + i, int.from_bytes(row.tobytes(), "little"))
 
+    async def damage(self, tile: int, line: int, bits: list[int]) -> None:
+        """Flips bits of the code word of a KV SRAM line."""
+        address = Region.KV_SRAM.value << REGION_LO | line
+        data, scale = await self.access(tile, address)
+        await self.access(tile, KV_LINE, sum((1 << 8 | bit) << 9 * i for i, bit in enumerate(bits)))
+        await self.access(tile, address, data, scale)
+
     async def status(self, tile: int) -> dict:
         word, _ = await self.access(tile, 1)
+        kv, _ = await self.access(tile, KV_LINE)
         return {
             "status": Status(word & 0xFF).name,
             "engine": word >> 8 & 0xFF,
@@ -89,6 +102,8 @@ class System:
             "pc": word >> 32 & 0xFFFFFFFF,
             "cycles": word >> 64 & 0xFFFFFFFF,
             "nan_row": word >> 96 & 1,
+            "kv_corrected": kv & 0xFFFFFFFF,
+            "kv_uncorrectable": kv >> 32 & 0xFFFFFFFF,
         }
 
     async def counters(self, tile: int) -> dict:
@@ -134,6 +149,8 @@ async def run_programs(dut) -> None:
                 await system.access(tile, 0, 2)
         if run.get("pick"):
             await system.pick(*run["pick"])
+        for tile, line, bits in run.get("damage", ()):
+            await system.damage(tile, line, bits)
         dut.stall.value = given.get("stall", 0)
         started = []
         for tile, start in enumerate(run["start"]):

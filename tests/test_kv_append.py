@@ -12,18 +12,20 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from golden import kv_layout
+from golden.formats import SCALE_ONE, Format
 from hw.config import TileConfig, preset
 from hw.emit import VerilogPlatform
 from hw.hbm_channel import line_write
 from hw.isa import KVAPPEND, Activity, Status
 from hw.kv_append import KvAppend
-from hw.kv_sram import ROW_BITS, SCALE_ONE, KvSram, append_width
+from hw.kv_sram import KvSram
+from hw.kv_update import ROW_BITS, append_width
 from hw.ports import LINE_ADDRESS_BITS, LINE_BITS, EngineControl, SramClient, WeightRead
 from hw.tile_sram import TileSram
 from tests.flat_bench import FlatBench, pack
 from tests.simulators import BOTH
 
-OVERHEAD = 14  # cycles of a command besides its lines, without stalls
+OVERHEAD = 16  # cycles of a command besides its lines, without stalls
 
 
 def config(cols: int) -> TileConfig:
@@ -46,6 +48,8 @@ def command(**operands: int) -> dict[str, int]:
         "head_dim": 8,
         "keys": 1,
         "values": 1,
+        "format": Format.BF16,
+        "wrapped": 0,
     } | operands
 
 
@@ -57,16 +61,17 @@ class Harness:
     """A `KvAppend` between a tile SRAM and a KV SRAM in numpy, which stall with probability
     `stall`.
 
-    source : BF16 codes [lines, 8] of the tile SRAM
-    cache : BF16 codes [rows, cols, 8] of the KV SRAM; `scales` and `written` go along
+    source : bytes [lines, 16] of the tile SRAM, and `source_scales`
+    cache : bytes [rows, cols, 16] of the KV SRAM; `scales` and `written` go along
     """
 
     def __init__(self, tile: TileConfig, rng: np.random.Generator, stall: float):
         self.tile, self.rng, self.stall = tile, rng, stall
         self.bench = FlatBench(KvAppend(tile))
-        self.source = rng.integers(1 << 16, size=(tile.sram_lines, 8)).astype(np.uint16)
-        shape = (tile.kv_rows, tile.cols, 8)
-        self.cache = rng.integers(1 << 16, size=shape).astype(np.uint16)
+        self.source = rng.integers(256, size=(tile.sram_lines, 16)).astype(np.uint8)
+        self.source_scales = rng.integers(256, size=tile.sram_lines).astype(np.uint8)
+        shape = (tile.kv_rows, tile.cols, 16)
+        self.cache = rng.integers(256, size=shape).astype(np.uint8)
         self.written = np.zeros(shape, bool)
         self.scales = np.zeros(shape[:2], np.uint8)
         self.activity: Counter[Activity] = Counter()
@@ -90,7 +95,7 @@ class Harness:
             drive["source__response"] = (
                 int(rng.integers(1 << 62))
                 if address is None
-                else pack(*((v, 16) for v in self.source[address]))
+                else pack(*((v, 8) for v in self.source[address]), (self.source_scales[address], 8))
             )
             bench.settle()
             answers.append(None)
@@ -123,50 +128,69 @@ class Harness:
 
     def append(self, payload: int) -> None:
         """The KV SRAM's side of an append write."""
-        bank_bits = self.tile.cols.bit_length() - 1
-        row, payload = payload & ((1 << ROW_BITS) - 1), payload >> ROW_BITS
-        bank, payload = payload & (self.tile.cols - 1), payload >> bank_bits
-        key, granule, line = payload & 1, payload >> 1 & 7, payload >> 4
-        elements = [line >> (16 * i) & 0xFFFF for i in range(8)]
+        fields = []
+        for bits in (ROW_BITS, self.tile.cols.bit_length() - 1, 1, 1, 1, 4, LINE_BITS, 8):
+            fields.append(payload & ((1 << bits) - 1))
+            payload >>= bits
+        row, bank, key, eight, fresh, place, line, scale = fields
+        data = np.frombuffer(line.to_bytes(16, "little"), np.uint8)
         assert row < self.tile.stream_base
         if key:
-            self.cache[row, bank], self.written[row, bank] = elements, True
-            self.scales[row, bank] = SCALE_ONE
+            self.cache[row, bank], self.written[row, bank] = data, True
+            self.scales[row, bank] = scale
             return
-        for i in range(append_width(self.tile.cols)):
-            self.cache[row, bank + i, granule] = elements[i]
-            self.written[row, bank + i, granule] = True
-            self.scales[row, bank + i] = SCALE_ONE
+        size = 1 if eight else 2  # bytes of an element
+        at = slice(size * place, size * (place + 1))
+        for i in range(append_width(self.tile.cols, bool(eight))):
+            if fresh:
+                self.cache[row, bank + i] = 0
+            self.cache[row, bank + i, at] = data[size * i : size * (i + 1)]
+            self.written[row, bank + i, at] = True
+            self.scales[row, bank + i] = scale
 
     def check_region(self, expected: np.ndarray, given: np.ndarray, base: int) -> None:
         """The region from row `base` holds `expected` where `given`; nothing else was written."""
         region = slice(base, base + len(expected))
+        expected, given = as_bytes(expected), as_bytes(given) != 0
         np.testing.assert_array_equal(self.written[region], given)
         np.testing.assert_array_equal(self.cache[region][given], expected[given])
 
 
+def as_bytes(lines: np.ndarray) -> np.ndarray:
+    """Lines [rows, cols, E] as bytes [rows, cols, 16]."""
+    return np.ascontiguousarray(lines).view(np.uint8)
+
+
 @BOTH
 @pytest.mark.parametrize("stall", [0.0, 0.6])
-@pytest.mark.parametrize("head_dim", [8, 16, 24, 64])
+@pytest.mark.parametrize(
+    "head_dim, fmt",
+    [(8, Format.BF16), (24, Format.BF16), (64, Format.BF16)]
+    + [(16, Format.MXFP8_E4M3), (48, Format.MXFP8_E4M3)],
+)
 @pytest.mark.parametrize("cols", [4, 8, 16])
-def test_ring(cols: int, head_dim: int, stall: float) -> None:
+def test_ring(cols: int, head_dim: int, fmt: Format, stall: float) -> None:
     """Tokens around a ring that is not full at the end of its last group, more than once."""
     seed = 100 * cols + head_dim
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     harness = Harness(config(cols), rng, stall)
-    ring, tokens, lines = cols + 3, 2 * cols + 9, head_dim // 8
+    elements = kv_layout.line_elements(fmt)
+    dtype = np.dtype("<u2") if fmt is Format.BF16 else np.dtype("u1")
+    ring, tokens, lines = cols + 3, 2 * cols + 9, head_dim // elements
     k_base = 5
-    v_base = k_base + kv_layout.key_rows(ring, head_dim, cols)
-    end = v_base + kv_layout.value_rows(ring, head_dim, cols)
-    keys = np.zeros((ring, head_dim), np.uint16)
-    values = np.zeros((ring, head_dim), np.uint16)
+    v_base = k_base + kv_layout.key_rows(ring, head_dim, cols, fmt)
+    end = v_base + kv_layout.value_rows(ring, head_dim, cols, fmt)
+    keys, values = np.zeros((ring, head_dim), dtype), np.zeros((ring, head_dim), dtype)
+    key_scales, value_scales = np.zeros((ring, lines), np.uint8), np.zeros(lines, np.uint8)
     commands = []
     for token in range(tokens):
         k, v = (int(x) for x in rng.integers(len(harness.source) - lines + 1, size=2))
         slot = token % ring
-        keys[slot] = harness.source[k : k + lines].reshape(-1)
-        values[slot] = harness.source[v : v + lines].reshape(-1)
+        keys[slot] = harness.source[k : k + lines].reshape(-1).view(dtype)
+        values[slot] = harness.source[v : v + lines].reshape(-1).view(dtype)
+        key_scales[slot] = harness.source_scales[k : k + lines]
+        value_scales = harness.source_scales[v : v + lines]
         commands.append(
             command(
                 k_addr=16 * k,
@@ -175,6 +199,8 @@ def test_ring(cols: int, head_dim: int, stall: float) -> None:
                 k_base=k_base,
                 v_base=v_base,
                 head_dim=head_dim,
+                format=fmt,
+                wrapped=int(token >= ring),
             )
         )
     errors: list[Status] = []
@@ -184,15 +210,27 @@ def test_ring(cols: int, head_dim: int, stall: float) -> None:
 
     harness.bench.run(bench)
     assert errors == [Status.RUNNING] * tokens
-    everywhere = np.ones((ring, head_dim), np.uint16)
+    everywhere = np.full((ring, head_dim), (1 << (8 * dtype.itemsize)) - 1, dtype)
     for pack_region, codes, base in (
         (kv_layout.pack_keys, keys, k_base),
         (kv_layout.pack_values, values, v_base),
     ):
-        harness.check_region(pack_region(codes, cols), pack_region(everywhere, cols) == 1, base)
+        harness.check_region(
+            pack_region(codes, cols, fmt), pack_region(everywhere, cols, fmt), base
+        )
     assert not harness.written[:k_base].any() and not harness.written[end:].any()
-    np.testing.assert_array_equal(harness.scales == SCALE_ONE, harness.written.any(axis=2))
-    moves = lines + lines * 8 // append_width(cols)
+    if fmt is Format.BF16:
+        written = harness.written.any(axis=2)
+        np.testing.assert_array_equal(harness.scales, np.where(written, SCALE_ONE, 0))
+    else:
+        d = elements * np.arange(lines)
+        key = kv_layout.key_place(np.arange(ring)[:, None], d, head_dim, cols, fmt)
+        np.testing.assert_array_equal(harness.scales[k_base + key.row, key.bank], key_scales)
+        value = kv_layout.value_place((tokens - 1) % ring, np.arange(head_dim), head_dim, cols, fmt)
+        np.testing.assert_array_equal(
+            harness.scales[v_base + value.row, value.bank], value_scales.repeat(elements)
+        )
+    moves = lines + lines * elements // append_width(cols, fmt is not Format.BF16)
     if stall:
         assert harness.activity[Activity.BLOCKED] and harness.activity[Activity.STARVED]
     else:
@@ -218,15 +256,19 @@ def test_key_or_value_alone() -> None:
     assert errors == [Status.RUNNING] * 2
     d = np.arange(24)
     value, key = kv_layout.value_place(6, d, 24, 4), kv_layout.key_place(6, d, 24, 4)
-    expected = np.zeros_like(harness.written)
-    expected[value.row + 40, value.bank, value.element] = True
-    expected[key.row + 10, key.bank, key.element] = True
-    np.testing.assert_array_equal(harness.written, expected)
+    cache, written, source = (
+        array.view(np.uint16)
+        for array in (harness.cache, harness.written.astype(np.uint8), harness.source)
+    )
+    expected = np.zeros_like(written)
+    expected[value.row + 40, value.bank, value.element] = 0x0101
+    expected[key.row + 10, key.bank, key.element] = 0x0101
+    np.testing.assert_array_equal(written, expected)
     np.testing.assert_array_equal(
-        harness.cache[value.row + 40, value.bank, value.element], harness.source[2:5].reshape(-1)
+        cache[value.row + 40, value.bank, value.element], source[2:5].reshape(-1)
     )
     np.testing.assert_array_equal(
-        harness.cache[key.row + 10, key.bank, key.element], harness.source[4:7].reshape(-1)
+        cache[key.row + 10, key.bank, key.element], source[4:7].reshape(-1)
     )
 
 
@@ -235,6 +277,14 @@ END, TOP = TILE.stream_base, TILE.sram_bytes
 ERRORS = {
     "head_dim 0": (command(head_dim=0), Status.ILLEGAL_COMMAND),
     "head_dim 12": (command(head_dim=12), Status.ILLEGAL_COMMAND),
+    "head_dim 24 of FP8": (command(head_dim=24, format=3), Status.ILLEGAL_COMMAND),
+    "FP4": (command(head_dim=32, format=Format.MXFP4), Status.ILLEGAL_COMMAND),
+    "E5M2": (command(head_dim=32, format=Format.MXFP8_E5M2), Status.ILLEGAL_COMMAND),
+    "FP32": (command(head_dim=32, format=Format.FP32), Status.ILLEGAL_COMMAND),
+    "FP8 value row by slot": (
+        command(v_base=END - 4, slot=16, head_dim=16, format=3),
+        Status.ADDRESS_RANGE,
+    ),
     "key misaligned": (command(k_addr=8), Status.ILLEGAL_COMMAND),
     "value misaligned": (command(v_addr=2), Status.ILLEGAL_COMMAND),
     "neither": (command(keys=0, values=0), Status.ILLEGAL_COMMAND),
@@ -286,7 +336,7 @@ def test_errors_write_nothing() -> None:
             errors = await harness.run([wrong])
             assert not harness.written.any(), name
             seen[name] = errors + await harness.run([command(v_base=2)])
-            assert harness.written.sum() == 16, name
+            assert harness.written.sum() == 32, name
             harness.written[:] = False
 
     harness.bench.run(bench)
@@ -339,6 +389,7 @@ class AppendSystem(wiring.Component):
         connect(m, engine.append, kv.append)
         connect(m, flipped(self.read), kv.read)
         connect(m, flipped(self.stream_write), kv.stream_write)
+        m.d.comb += engine.fault.eq(kv.append_fault)
         return m
 
 
@@ -362,7 +413,7 @@ def test_append_while_the_array_reads() -> None:
     async def step(row: int | None = None) -> None:
         nonlocal reads
         drive = flat.drive
-        drive["read__command"] = 0 if row is None else pack((1, 1), (row, 24), (row, 8))
+        drive["read__command"] = 0 if row is None else pack((1, 1), (row, 24), (0, 4), (row, 8))
         drive["stream_write__valid"] = flat.cycle % 2
         drive["stream_write__payload"] = pack(
             (tile.stream_base * cols, LINE_ADDRESS_BITS), (0, LINE_BITS + 8), (1, 1)
@@ -404,9 +455,9 @@ def test_append_while_the_array_reads() -> None:
             )
             drive["control__command__valid"] = 1
             done = False
-            for cycle in range(60):
+            for cycle in range(300):
                 # Any row: unwritten ones are undefined, so what they give is looked at only later.
-                await step(int(rng.integers(rows)))
+                await step(int(rng.integers(rows)) if rng.random() < 0.8 else None)
                 done = bool(flat["control__done"])
                 if done:
                     assert flat["control__error"] == Status.RUNNING
@@ -414,8 +465,8 @@ def test_append_while_the_array_reads() -> None:
                 drive["control__command__valid"] = 0
                 if done:
                     break
-                assert cycle < 59
-            for cycle in range(rows + cols + 1):
+                assert cycle < 299
+            for cycle in range(rows + cols + KvSram.READ_LATENCY):
                 await step(cycle if cycle < rows else None)
                 await flat.tick()
             so_far = codes[: token + 1]

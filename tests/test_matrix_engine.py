@@ -40,7 +40,10 @@ class Bench(wiring.Component):
         wiring.connect(m, self.engine.activation, self.sram.activation)
         wiring.connect(m, self.engine.memory, self.sram.matrix)
         wiring.connect(m, self.engine.weights, self.kv.read)
-        m.d.comb += self.engine.weights_fault.eq(self.kv.read_fault)
+        m.d.comb += [
+            self.engine.weights_fault.eq(self.kv.read_fault),
+            self.engine.weights_error.eq(self.kv.read_error),
+        ]
         return m
 
 

@@ -143,6 +143,7 @@ def test_a_paged_matmul_reads_all_of_the_kv_sram():
             "head_dim": 24,
             "keys": 1,
             "values": 1,
+            "format": 6,
         },
     )
     assert {r[0] for r in append.writes} == {KV} and touched.depends(append)

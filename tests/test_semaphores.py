@@ -3,9 +3,10 @@
 
 import numpy as np
 import pytest
+from amaranth import sim as amaranth_sim
 
 from hw import isa
-from hw.counters import ActivityCounters
+from hw.counters import COUNTER_BITS, ActivityCounters, SaturatingCounter
 from hw.semaphores import Semaphores
 from tests.simulators import BOTH, Simulator
 
@@ -188,3 +189,30 @@ def test_parameters():
     for names in ([], ["DMA", "DMA"]):
         with pytest.raises(ValueError, match="names must be different ones"):
             ActivityCounters(names)
+
+
+def test_saturating_counter():
+    """Adds any amount, stays at the largest number, and clearing goes first."""
+    dut = SaturatingCounter(64)
+    top = (1 << COUNTER_BITS) - 1
+    seen = []
+
+    async def bench(ctx):
+        for amount, clear in ((3, 0), (64, 0), (0, 0), (5, 1), (1, 0)):
+            ctx.set(dut.amount, amount)
+            ctx.set(dut.clear, clear)
+            await ctx.tick()
+            seen.append(ctx.get(dut.value))
+        ctx.set(dut.value, top - 60)
+        for amount in (59, 64, 64, 0):
+            ctx.set(dut.amount, amount)
+            await ctx.tick()
+            seen.append(ctx.get(dut.value))
+
+    simulator = amaranth_sim.Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    assert seen == [3, 67, 67, 0, 1, top - 1, top, top, top]
+    with pytest.raises(ValueError, match="most must be at least 1"):
+        SaturatingCounter(0)

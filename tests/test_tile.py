@@ -64,7 +64,7 @@ ILLEGAL = {
     "topk": {"count": 0, "k": 1},
     "dma": {"lines": 0, "rows": 1},
     "stream": {"rows": 0},
-    "kvappend": {"head_dim": 12, "keys": 1},
+    "kvappend": {"head_dim": 12, "keys": 1, "format": 6},
     "send": {"lines": 0, "rows": 1},
     "collective": {"lines": 1, "op": 3},
 }
@@ -74,7 +74,7 @@ OUT_OF_RANGE = {
     "topk": {"count": 4, "k": 1, "score_addr": FAR},
     "dma": {"lines": 1, "rows": 1, "local_addr": FAR},
     "stream": {"rows": 1, "hbm_addr": FAR},
-    "kvappend": {"head_dim": 8, "keys": 1, "k_base": 1 << 20},
+    "kvappend": {"head_dim": 8, "keys": 1, "k_base": 1 << 20, "format": 6},
     "send": {"lines": 1, "rows": 1, "src_addr": FAR},
     "collective": {"lines": 1, "src_addr": FAR},
 }

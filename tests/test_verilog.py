@@ -171,14 +171,20 @@ def test_tile_description(tile):
     word = 8 * LINE_BYTES + 8  # a line and its scale
     lines = config.sram_bytes // LINE_BYTES
     assert bits[f"jalapeno_sram_1rw_{lines // config.sram_banks}x{word}_by8"] == lines * word
-    assert bits[f"jalapeno_sram_1r1w_{config.kv_rows}x{word}_by8"] == (
-        config.kv_bytes // LINE_BYTES * word
+    code = word + 9  # and its check bits
+    assert bits[f"jalapeno_sram_1r1w_{config.kv_rows}x{code}"] == (
+        config.kv_bytes // LINE_BYTES * code
     )
     assert value["counters"] == {
         "engines": list(COUNTED),
         "activities": ["IDLE", "BUSY", "STARVED", "BLOCKED"],
         "width": 32,
         "host_line": 16,
+        "kv_errors": {
+            "host_line": 2,
+            "corrected": {"offset": 0, "width": 32},
+            "uncorrectable": {"offset": 32, "width": 32},
+        },
     }
 
 

@@ -2,6 +2,7 @@
 """KV caches of simulated kernels: contents, where they lie, and what must be in them afterwards."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,7 @@ def place_cache(
     """A head's cache in KV SRAM that holds all slots but the `fresh` ones."""
     region = KvRegion.allocate(p, name, ring, keys.codes.shape[1], values.codes.shape[1])
     kv_images(p.memory, region, without(keys.codes, fresh), without(values.codes, fresh))
-    return region
+    return replace(region, written=True)
 
 
 def page_caches(
@@ -97,7 +98,7 @@ def page_caches(
     regions, checks = [], []
     table = 0
     for (name, held, other, fresh), sequence, count in zip(caches, sequences, counts, strict=True):
-        region = PagedRegion(sequence, table, count)
+        region = PagedRegion(sequence, table, count, written=True)
         if table + count > p.config.block_entries:
             raise InputError(
                 "blocks",

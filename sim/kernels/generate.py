@@ -168,10 +168,9 @@ def run(request: KernelRequest) -> KernelResult:
         else:
             pick = Pick(where.ids, where.x)
         p = TileProgram(memory)
-        rings = [shape.ring for shape in weights.shapes]
         valid = [window_slots(t + 1, shape.ring, shape.window) for shape in weights.shapes]
         parts = [chunks(len(v), v, x.chunk) for v, x in zip(valid, weights.shapes, strict=True)]
-        buffers = program(p, weights.shapes, where, [t % ring for ring in rings], parts)
+        buffers = program(p, weights.shapes, where, t, parts)
         work.include(p.work)
         # Every intermediate of the last token, else what decides the text.
         checks = [

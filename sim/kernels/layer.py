@@ -220,13 +220,13 @@ def run(request: KernelRequest) -> KernelResult:
         cosine, sine = rope_rows(cos[t], sin[t])
         given = vector(memory, "x", x)
         cosines, sines = vector(memory, "cosine", cosine), vector(memory, "sine", sine)
-        slot = cache.length % shape.ring
+        token = cache.length
         trace = Trace()
         outputs.append(layer(machine, trace, shape, weights, cache, x, cos[t], sin[t]))
         ids.append(trace.buffers["gate.ids"].codes[0].astype(np.int64))
         valid = window_slots(cache.length, shape.ring, shape.window)
         parts = chunks(len(valid), valid, shape.chunk)
-        program(p, shape, place, given, cosines, sines, slot, parts)
+        program(p, shape, place, given, cosines, sines, token, parts)
         works.include(p.work)
         checks = [Check(memory.buffers[name], kept) for name, kept in trace.buffers.items()]
         slots = min(cache.length, shape.ring)

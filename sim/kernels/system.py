@@ -292,6 +292,9 @@ def _collect(
                     f"tile {tile} stopped with {status['status']} in run {r}: engine "
                     f"{status['engine']}, command at beat {status['pc']}, cycle {status['cycles']}"
                 )
+            for kind in ("kv_corrected", "kv_uncorrectable"):
+                if status[kind]:
+                    raise ToolError(f"{kind} of tile {tile} must be 0, not {status[kind]}")
         cycles.append(max(status["cycles"] for status in done["status"]))
         for status, found in zip(done["status"], done["counters"], strict=True):
             for engine, states in found.items():

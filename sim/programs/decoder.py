@@ -51,17 +51,17 @@ def decoder(
     p: TileProgram,
     shapes: list[LayerShape],
     place: DecoderPlace,
-    slots: list[int],
+    token: int,
     parts: list[list[Chunk]],
 ) -> dict[str, dict[str, Buffer]]:
-    """One token; `slots` and `parts` are those of each layer.
+    """One token, number `token` of the text; `parts` are those of each layer.
 
     Returns the buffers of every layer and of the head, by the names of their traces.
     """
     found: dict[str, dict[str, Buffer]] = {}
     x = place.x
     for i, (shape, mine) in enumerate(zip(shapes, place.layers, strict=True)):
-        x = layer(p, shape, mine, x, place.cosine, place.sine, slots[i], parts[i])
+        x = layer(p, shape, mine, x, place.cosine, place.sine, token, parts[i])
         found[f"layer{i}"] = dict(p.memory.buffers)
     head(p, place, x, shapes[-1].eps)
     return found | {HEAD: dict(p.memory.buffers)}

@@ -52,7 +52,7 @@ def layer(
     x: Buffer,
     cosine: Buffer,
     sine: Buffer,
-    slot: int,
+    token: int,
     parts: list[Chunk],
 ) -> Buffer:
     """New residual stream of the token in `x` [1, hidden] with its RoPE rows [1, head_dim]."""
@@ -81,7 +81,7 @@ def layer(
     value = memory.buffer("value", kv_heads, dim, bf16)
     p.vector(heads_of(qkv, heads + kv_heads, kv_heads), value)
     for g, region in enumerate(place.regions):
-        region.append(p, key.row(g), value.row(g), slot)
+        region.append(p, key.row(g), value.row(g), token)
     attended = memory.packed("attended", heads, dim, bf16, weight=bf16)
     factor = exponent_factor(dim**-0.5)
     interleave(decode(p, queries, place.sinks, place.regions, factor, parts, attended))

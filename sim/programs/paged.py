@@ -10,6 +10,7 @@ from golden.block_table import BlockPool, BlockShape, Sequence
 from golden.formats import Format
 from golden.kernels.attention import Chunk
 from golden.kernels.trace import Stored
+from golden.kv_layout import LINE_ELEMENTS
 from sim.errors import InputError
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, TileMemory
@@ -32,6 +33,7 @@ class PagedRegion:
     sequence: Sequence
     table: int
     entries: int
+    written: bool = False  # the host has written every line of values
 
     @property
     def shape(self) -> BlockShape:
@@ -60,11 +62,20 @@ class PagedRegion:
     def block(self, index: int) -> KvRegion:
         """A block of the sequence as a region of its own."""
         row, shape = self.sequence.table[index], self.shape
-        return KvRegion(row, row + shape.key_rows, shape.tokens, shape.head_dim, self.value_dim)
+        fmt = Format.BF16 if shape.elements == LINE_ELEMENTS else Format.MXFP8_E4M3
+        return KvRegion(
+            row,
+            row + shape.key_rows,
+            shape.tokens,
+            shape.head_dim,
+            self.value_dim,
+            fmt,
+            self.written,
+        )
 
-    def append(self, p: TileProgram, key: Buffer, value: Buffer, slot: int) -> None:
+    def append(self, p: TileProgram, key: Buffer, value: Buffer, token: int) -> None:
         """Writes key and value (rows in tile SRAM) of a token that the sequence has room for."""
-        block, place = divmod(slot, self.shape.tokens)
+        block, place = divmod(token, self.shape.tokens)
         self.block(block).append(p, key, value, place)
 
     def scores(self, p: TileProgram, queries: Buffer, part: Chunk, out: Buffer) -> None:

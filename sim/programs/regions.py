@@ -6,7 +6,7 @@ from typing import Protocol
 
 from golden.formats import Format
 from golden.kernels.attention import Chunk
-from golden.kv_layout import LINE_ELEMENTS, key_rows, value_rows
+from golden.kv_layout import key_rows, line_elements, value_rows
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, Weights
 
@@ -14,8 +14,8 @@ from sim.programs.memory import Buffer, Weights
 class Appended(Protocol):
     """A cache in KV SRAM."""
 
-    def append(self, p: TileProgram, key: Buffer, value: Buffer, slot: int) -> None:
-        """Appends one token's key and value in slot `slot`."""
+    def append(self, p: TileProgram, key: Buffer, value: Buffer, token: int) -> None:
+        """Appends key and value of token number `token` of the sequence."""
 
 
 class Region(Protocol):
@@ -35,7 +35,8 @@ class Region(Protocol):
 class KvRegion:
     """One KV head's cache in KV SRAM: `ring` slots from rows `keys` and `values`.
 
-    Keys have `head_dim` elements, values `value_dim`.
+    Keys have `head_dim` elements, values `value_dim`, all in BF16 or in MXFP8 E4M3. `written`: the
+    host has written every line of values, so that appends keep what is in them from the start.
     """
 
     keys: int
@@ -43,22 +44,30 @@ class KvRegion:
     ring: int
     head_dim: int
     value_dim: int
+    fmt: Format = Format.BF16
+    written: bool = False
 
     @classmethod
     def allocate(
-        cls, p: TileProgram, name: str, ring: int, head_dim: int, value_dim: int | None = None
+        cls,
+        p: TileProgram,
+        name: str,
+        ring: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        fmt: Format = Format.BF16,
     ) -> "KvRegion":
         cols, width = p.config.cols, value_dim or head_dim
-        keys = p.memory.kv_rows(f"{name}.keys", key_rows(ring, head_dim, cols))
-        values = p.memory.kv_rows(f"{name}.values", value_rows(ring, width, cols))
-        return cls(keys, values, ring, head_dim, width)
+        keys = p.memory.kv_rows(f"{name}.keys", key_rows(ring, head_dim, cols, fmt))
+        values = p.memory.kv_rows(f"{name}.values", value_rows(ring, width, cols, fmt))
+        return cls(keys, values, ring, head_dim, width, fmt)
 
     def scores(self, p: TileProgram, queries: Buffer, part: Chunk, out: Buffer) -> None:
         """Queries times the keys of slots [start, stop)."""
-        lines = self.head_dim // LINE_ELEMENTS
+        lines = self.head_dim // line_elements(self.fmt)
         p.command(
             "matmul",
-            **place(queries, out),
+            **place(queries, out, self.fmt),
             n=part.stop - part.start,
             k=self.head_dim,
             weight_addr=self.keys + part.start // p.config.cols * lines,
@@ -71,31 +80,37 @@ class KvRegion:
         tiles = -(-self.value_dim // p.config.cols)
         p.command(
             "matmul",
-            **place(probs, out),
+            **place(probs, out, self.fmt),
             n=self.value_dim,
             k=part.stop - part.start,
-            weight_addr=self.values + part.start // LINE_ELEMENTS * tiles,
+            weight_addr=self.values + part.start // line_elements(self.fmt) * tiles,
             weight_gstride=tiles,
             weight_nstride=1,
         )
 
-    def append(self, p: TileProgram, key: Buffer, value: Buffer, slot: int) -> None:
-        """Appends one token's key and value (BF16 rows) in ring slot `slot`."""
+    def append(self, p: TileProgram, key: Buffer, value: Buffer, token: int) -> None:
+        """Appends key and value (rows in the cache's format) of a token in slot `token` mod ring;
+        from the second lap on the other tokens of a line stay.
+        """
+        common = {
+            "slot": token % self.ring,
+            "format": self.fmt,
+            "wrapped": int(self.written or token >= self.ring),
+        }
         sides = {
             "keys": {"k_addr": key.address, "k_base": self.keys, "keys": 1},
             "values": {"v_addr": value.address, "v_base": self.values, "values": 1},
         }
         if self.head_dim == self.value_dim:
-            p.command(
-                "kvappend", slot=slot, head_dim=self.head_dim, **sides["keys"], **sides["values"]
-            )
+            both = sides["keys"] | sides["values"]
+            p.command("kvappend", head_dim=self.head_dim, **common, **both)
             return
-        p.command("kvappend", slot=slot, head_dim=self.head_dim, **sides["keys"])
-        p.command("kvappend", slot=slot, head_dim=self.value_dim, **sides["values"])
+        p.command("kvappend", head_dim=self.head_dim, **common, **sides["keys"])
+        p.command("kvappend", head_dim=self.value_dim, **common, **sides["values"])
 
 
-def place(act: Buffer, out: Buffer) -> dict[str, int]:
-    """Operands of a MATMUL in BF16 but for its weights."""
+def place(act: Buffer, out: Buffer, fmt: Format = Format.BF16) -> dict[str, int]:
+    """Operands of a MATMUL of BF16 activations, weights in `fmt`, but for where these lie."""
     return {
         "act_addr": act.address,
         "act_stride": act.stride_lines,
@@ -103,7 +118,7 @@ def place(act: Buffer, out: Buffer) -> dict[str, int]:
         "out_addr": out.address,
         "out_stride": out.stride_lines,
         "act_format": Format.BF16,
-        "weight_format": Format.BF16,
+        "weight_format": fmt,
     }
 
 
