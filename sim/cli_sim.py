@@ -34,7 +34,7 @@ def _options(kernel: Kernel) -> str:
     return f"{kernel.name}: {kernel.doc} " + ", ".join(parts)
 
 
-def settings(kernel: Kernel, items: list[str]) -> dict[str, int | str]:
+def settings(kernel: Kernel, items: list[str], model: str = MODELS[0]) -> dict[str, int | str]:
     """Every option's value from the texts NAME=VALUE of `--set`."""
     given: dict[str, str] = {}
     for item in items:
@@ -42,7 +42,7 @@ def settings(kernel: Kernel, items: list[str]) -> dict[str, int | str]:
         if not equals or not name or not value:
             raise InputError("--set", item, "it must be NAME=VALUE", "give for example --set m=4")
         given[name] = value
-    return kernel.settings(given)
+    return kernel.settings(given, model)
 
 
 def _run(kernel: Kernel, request: KernelRequest, file: Path | None) -> KernelResult:
@@ -115,7 +115,7 @@ def sim(
     request = KernelRequest(
         chip(config),
         model,
-        settings(chosen, [*(set_ or []), *([] if prompt is None else [f"prompt={prompt}"])]),
+        settings(chosen, [*(set_ or []), *([] if prompt is None else [f"prompt={prompt}"])], model),
         choice("--stall", stall, tuple(STALLS)),
         seed,
         waves,

@@ -33,7 +33,8 @@ class Record:
 
     def run(self) -> KernelResult:
         kernel = KERNELS[self.kernel]
-        settings = kernel.settings({name: str(value) for name, value in self.settings.items()})
+        given = {name: str(value) for name, value in self.settings.items()}
+        settings = kernel.settings(given, self.model)
         return kernel.run(KernelRequest(preset(self.config), self.model, settings, seed=self.seed))
 
 

@@ -19,6 +19,7 @@ from golden.kernels.layer import rope_rows
 from golden.kernels.moe import Expert, Matrix, gate
 from golden.kernels.trace import Machine, Trace
 from golden.matmul import matmul, matmul_reference
+from golden.models import GateSpec
 from golden.quantise import dequantise, quantise
 from golden.vector import rotate as kernel_rotate
 from golden.vector import rounded
@@ -267,19 +268,20 @@ def test_choices_are_checked() -> None:
     x, router, experts = small_moe(rng_of(9), Format.BF16)
     logits = x.astype(np.float64) @ bf16_to_float32(router.codes).T
     order = np.argsort(-logits, axis=1)
-    moe_bound(x, router, experts, 2, order[:, :2])
-    moe_bound(x, router, experts, 2, order[:, 1::-1])
-    moe_bound(x, router, experts, 4, order)
+    two = GateSpec(4, 2, "softmax")
+    moe_bound(x, router, experts, two, order[:, :2])
+    moe_bound(x, router, experts, two, order[:, 1::-1])
+    moe_bound(x, router, experts, replace(two, top_k=4), order)
     with pytest.raises(ValueError, match="ids must be the best"):
-        moe_bound(x, router, experts, 2, order[:, 1:3])
+        moe_bound(x, router, experts, two, order[:, 1:3])
     with pytest.raises(ValueError, match="ids must differ"):
-        moe_bound(x, router, experts, 2, order[:, [0, 0]])
+        moe_bound(x, router, experts, two, order[:, [0, 0]])
     with pytest.raises(ValueError, match="ids must be"):
-        moe_bound(x, router, experts, 2, order)
+        moe_bound(x, router, experts, two, order)
     # Two equal router rows: either choice is legitimate.
     twin = replace(router, codes=np.repeat(router.codes[:1], 4, axis=0))
     for ids in ([0, 1], [3, 2]):
-        moe_bound(x, twin, experts, 2, np.array([ids] * 2))
+        moe_bound(x, twin, experts, two, np.array([ids] * 2))
 
 
 def test_impossible_arguments_are_refused() -> None:

@@ -27,6 +27,7 @@ from golden.kernels.attention import (
 from golden.kernels.layer import LayerCache, LayerShape, LayerWeights, layer, rope_rows
 from golden.kernels.moe import Expert, Matrix, moe
 from golden.kernels.trace import Machine, Trace
+from golden.models import GateSpec
 from golden.quantise import dequantise
 from golden.reference.attention import GqaWeights, KvCache, attention_core
 from golden.reference.experts import clamped_swiglu, routed_experts
@@ -301,9 +302,10 @@ def check_moe(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(the kernel's result, its choices [tokens, k]), the result within its bound."""
     trace = Trace()
-    found = moe(machine, trace, x, router, experts, k, act)
+    spec = GateSpec(len(experts), k, "softmax")
+    found = moe(machine, trace, x, router, experts, spec, act)
     ids = trace.buffers["gate.ids"].codes.astype(np.int64)
-    reference, bound = moe_bound(x, router, experts, k, ids, act)
+    reference, bound = moe_bound(x, router, experts, spec, ids, act)
     np.testing.assert_allclose(
         reference, moe_reference(x, router, experts, ids), rtol=1e-9, atol=1e-12
     )
@@ -371,14 +373,15 @@ def test_a_fault_in_the_experts_is_out_of_bounds() -> None:
     arrays, router, experts = moe_vector("s0", Format.MXFP4, 16)
     x = arrays["x"][0]
     trace = Trace()
-    moe(SMALL, trace, x, router, experts, 2)
+    spec = GateSpec(len(experts), 2, "softmax")
+    moe(SMALL, trace, x, router, experts, spec)
     ids = trace.buffers["gate.ids"].codes.astype(np.int64)
-    reference, bound = moe_bound(x, router, experts, 2, ids)
+    reference, bound = moe_bound(x, router, experts, spec, ids)
     others = [replace(e, down=replace(e.down, bias=e.down.bias * np.float32(0))) for e in experts]
-    assert np.any(np.abs(moe(SMALL, Trace(), x, router, others, 2) - reference) > bound)
+    assert np.any(np.abs(moe(SMALL, Trace(), x, router, others, spec) - reference) > bound)
     quarter = router.bias * np.float32(0.25)
     assert np.any(
-        np.abs(moe(SMALL, Trace(), x, replace(router, bias=quarter), experts, 2) - reference)
+        np.abs(moe(SMALL, Trace(), x, replace(router, bias=quarter), experts, spec) - reference)
         > bound
     )
 

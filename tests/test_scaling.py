@@ -47,7 +47,7 @@ RECORDS = [
         "gemm", "small", {"m": 1, "n": 128, "k": 1024, "act": "bf16", "weights": "hbm"}, cycles=8000
     ),
     Record("attention", "small", {"heads": 8, "context": 512}, cycles=6000),
-    Record("moe", "small", {"tokens": 2, "hidden": 128, "intermediate": 128}, cycles=20000),
+    Record("moe", "small", {"hidden": 128, "intermediate": 128}, cycles=20000),
     Record("layer", "small", LAYER, cycles=120000),
 ]
 
@@ -115,7 +115,7 @@ def test_fractions_of_records():
         ("gemm", {"m": 1, "n": 128, "k": 256, "act": "bf16", "weights": "hbm"}, "hbm"),
         ("attention", {"context": 100}, "array"),
         ("attention", {"context": 300, "window": 128, "heads": 16, "kv_heads": 2}, "array"),
-        ("moe", {}, "hbm"),
+        ("moe", {"hidden": 128, "intermediate": 72, "experts": 8}, "hbm"),
         ("layer", {}, "hbm"),
     ],
     ids=str,
@@ -125,9 +125,15 @@ def test_rooflines_are_those_of_the_programs(monkeypatch, name, given, resource)
     work = {}
     module = import_module(f"sim.kernels.{name}")
     monkeypatch.setattr(module, "simulate", lambda *args, **options: None)
-    monkeypatch.setattr(module, "kernel_result", lambda *args: work.update(tile=args[4][0]))
+
+    def stop(*args):
+        work["tile"] = args[4][0]
+        raise StopIteration
+
+    monkeypatch.setattr(module, "kernel_result", stop)
     settings = KERNELS[name].settings({option: str(value) for option, value in given.items()})
-    KERNELS[name].run(KernelRequest(preset("small"), "gpt-oss", settings))
+    with pytest.raises(StopIteration):
+        KERNELS[name].run(KernelRequest(preset("small"), "gpt-oss", settings))
     formula = {
         "gemm": gemm_stream if resource == "hbm" else gemm_array,
         "attention": attention_work,

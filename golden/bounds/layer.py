@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from golden.bounds.affine import Affine, Array, Noise
-from golden.bounds.moe import times, weighted_experts
+from golden.bounds.moe import gate_shares, times, weighted_experts
 from golden.bounds.roundings import held, stored
 from golden.bounds.softmax import CachedTokens, mixed, scores_of
 from golden.formats import Format
 from golden.fp32 import Float32
 from golden.kernels.attention import window_slots
 from golden.kernels.layer import LayerShape, LayerWeights, rope_rows
+from golden.models import GateSpec
 from golden.quantise import blocks_of
 
 
@@ -99,9 +100,9 @@ def layer_bound(
         middle = (Affine.exact(x) + projected).rounded()
         normed = stored(norm(middle, weights.moe_norm, shape.eps), noise)
         logits = times(weights.router, normed)
-        out = weighted_experts(
-            middle, normed, Format.BF16, logits, weights.experts, np.asarray(ids[t])
-        )
+        chosen = np.asarray(ids[t])
+        shares = gate_shares(logits, chosen, GateSpec(len(logits.value), len(chosen), "softmax"))
+        out = weighted_experts(middle, normed, Format.BF16, weights.experts, chosen, shares)
         reference.append(out.value)
         bound.append(out.bound)
     return np.stack(reference), np.stack(bound)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bit-exact model of the mixture-of-experts kernel (GPT-OSS: biased router, top-k, softmax over the
-chosen, clamped SwiGLU, weighted sum).
+"""Bit-exact model of the mixture-of-experts kernel of all three models: router, gate, the chosen
+experts' gated MLPs, a shared expert if there is one, weighted sum.
+
+A token's experts are added in ascending order of their ids, onto the shared expert's output or
+zeros. So a batch visits each expert once, and a token's result is the same in any batch.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,12 +63,18 @@ class Matrix:
 @dataclass(frozen=True)
 class Expert:
     """`gate_up` [2 P, hidden]: gate rows, then up rows, each padded with zero rows to P; `down`
-    [hidden, intermediate].
+    [hidden, intermediate]. The biases of `swiglu` experts are zeros: their models have none.
     """
 
     gate_up: Matrix
     down: Matrix
     intermediate: int
+    activation: Literal["clamped-swiglu", "swiglu"] = "clamped-swiglu"
+
+    @property
+    def biased(self) -> bool:
+        """Whether the model gives biases."""
+        return self.activation == "clamped-swiglu"
 
     @classmethod
     def of(
@@ -77,14 +87,26 @@ class Expert:
         lanes: int,
     ) -> "Expert":
         """From GPT-OSS's interleaved rows (even gate, odd up) [2 I, hidden] and [hidden, I]."""
+        halves = [(gate_up[half::2], gate_up_bias[half::2]) for half in range(2)]
         size = len(gate_up) // 2
-        padded = -(-size // lanes) * lanes
-        rows = np.zeros((2 * padded, gate_up.shape[1]), np.float32)
-        bias = np.zeros(2 * padded, np.float32)
-        for half in range(2):
-            rows[half * padded : half * padded + size] = gate_up[half::2]
-            bias[half * padded : half * padded + size] = gate_up_bias[half::2]
-        return cls(Matrix.of(rows, fmt, bias), Matrix.of(down, fmt, down_bias), size)
+        padded = [padded_rows(rows, bias, lanes) for rows, bias in halves]
+        rows, biases = (np.concatenate(parts) for parts in zip(*padded, strict=True))
+        return cls(Matrix.of(rows, fmt, biases), Matrix.of(down, fmt, down_bias), size)
+
+    @classmethod
+    def gated(cls, gate: NDArray, up: NDArray, down: NDArray, fmt: Format, lanes: int) -> "Expert":
+        """DeepSeek's and Kimi's: silu(gate x) * up x, no biases; [I, hidden] twice, [hidden, I]."""
+        none = np.zeros(len(gate), np.float32)
+        rows = np.concatenate([padded_rows(part, none, lanes)[0] for part in (gate, up)])
+        return cls(Matrix.of(rows, fmt), Matrix.of(down, fmt), len(gate), "swiglu")
+
+
+def padded_rows(rows: NDArray, bias: NDArray, lanes: int) -> tuple[Float32, Float32]:
+    """Rows [I, K] and their bias [I], with zeros up to a multiple of `lanes` rows."""
+    size = -(-len(rows) // lanes) * lanes
+    wide, biases = np.zeros((size, rows.shape[1]), np.float32), np.zeros(size, np.float32)
+    wide[: len(rows)], biases[: len(rows)] = rows, bias
+    return wide, biases
 
 
 def expert(machine: Machine, trace: Trace, name: str, x: Stored, weights: Expert) -> Float32:
@@ -92,10 +114,10 @@ def expert(machine: Machine, trace: Trace, name: str, x: Stored, weights: Expert
     lanes, size = machine.lanes, weights.intermediate
     both = trace.keep(f"{name}.gate_up", weights.gate_up.times(machine, x)).values
     half = both.shape[1] // 2
-    gated = trace.keep(
-        f"{name}.gated",
-        vector(
-            both[:, :size],
+    gates, ups = both[:, :size], both[:, half : half + size]
+    if weights.activation == "clamped-swiglu":
+        activated = vector(
+            gates,
             np.float32(ALPHA),
             lanes=lanes,
             clamp=LIMIT,
@@ -105,12 +127,13 @@ def expert(machine: Machine, trace: Trace, name: str, x: Stored, weights: Expert
             function="sigmoid",
             mul2=True,
             s4="x",
-        )[0],
-    ).values
-    hidden = trace.keep(
-        f"{name}.hidden",
-        vector(
-            both[:, half : half + size],
+        )[0]
+    else:
+        activated = vector(gates, lanes=lanes, function="sigmoid", mul2=True, s4="x")[0]
+    gated = trace.keep(f"{name}.gated", activated).values
+    if weights.activation == "clamped-swiglu":
+        product = vector(
+            ups,
             np.float32(1.0),
             gated,
             lanes=lanes,
@@ -121,9 +144,10 @@ def expert(machine: Machine, trace: Trace, name: str, x: Stored, weights: Expert
             s1="b",
             mul=True,
             s2="d",
-        )[0],
-        x.fmt,
-    )
+        )[0]
+    else:
+        product = vector(ups, None, gated, lanes=lanes, mul=True, s2="d")[0]
+    hidden = trace.keep(f"{name}.hidden", product, x.fmt)
     return trace.keep(f"{name}.down", weights.down.times(machine, hidden)).values
 
 
@@ -133,27 +157,31 @@ def moe(
     x: Float32,
     router: Matrix,
     experts: list[Expert],
-    k: int,
+    spec: GateSpec,
     act: Format = Format.BF16,
+    bias: Float32 | None = None,
+    shared: Expert | None = None,
 ) -> Float32:
-    """The experts' weighted sum [tokens, hidden] of normed activations x [tokens, hidden], FP32."""
+    """The experts' weighted sum [tokens, hidden] of normed activations x [tokens, hidden], FP32.
+
+    `bias` [experts] is that of the choice, see `gates`; `shared` is an expert that every token
+    takes with share 1.
+    """
     lanes = machine.lanes
     rounded = trace.keep("x_bf16", x, Format.BF16)
     given = rounded if act is Format.BF16 else trace.keep("x_act", x, act)
     logits = trace.keep("logits", router.times(machine, rounded)).values
+    chosen, weights = gates(machine, trace, "gate", logits, spec, bias)
     out = np.zeros(np.shape(x), np.float32)
-    spec = GateSpec(logits.shape[1], k, "softmax")
-    chosen, weights = gates(machine, trace, "gate", logits, spec)
-    for t, (ids, shares) in enumerate(zip(chosen, weights, strict=True)):
-        scales = None if given.scales is None else given.scales[t : t + 1]
-        token = Stored(given.codes[t : t + 1], given.fmt, scales)
-        for i, e in enumerate(ids):
-            result = expert(machine, trace, f"t{t}.e{i}", token, experts[e])
-            share = shares[i : i + 1, None]
-            if i == 0:
-                out[t] = vector(result, share, lanes=lanes, mul=True, s2="b")[0][0]
-            else:
-                out[t] = vector(
-                    result, share, out[t : t + 1], lanes=lanes, mul=True, s2="b", add=True, s3="d"
-                )[0][0]
+    if shared is not None:
+        out = expert(machine, trace, "shared", given, shared).copy()
+    for e in np.unique(chosen):
+        tokens, places = np.nonzero(chosen == e)
+        scales = None if given.scales is None else given.scales[tokens]
+        rows = Stored(given.codes[tokens], given.fmt, scales)
+        result = expert(machine, trace, f"e{e}", rows, experts[e])
+        shares = weights[tokens, places][:, None]
+        out[tokens] = vector(
+            result, shares, out[tokens], lanes=lanes, mul=True, s2="b", add=True, s3="d"
+        )[0]
     return trace.keep("moe", out).values

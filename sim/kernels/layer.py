@@ -20,7 +20,7 @@ from sim.errors import InputError
 from sim.kernels.attention import CHUNK, check_heads
 from sim.kernels.attention import OPTIONS as ATTENTION_OPTIONS
 from sim.kernels.caches import kv_checks
-from sim.kernels.moe import OPTIONS as MOE_OPTIONS
+from sim.kernels.moe import SIZES as MOE_OPTIONS
 from sim.kernels.moe import check_gate, require_moe
 from sim.kernels.results import kernel_result, largest_error
 from sim.kernels.system import Check, TileRun, check_host_lines, simulate

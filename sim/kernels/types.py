@@ -86,7 +86,8 @@ class KernelResult:
     what it may be. `fraction_of_roofline` is the time that the `roofline` (its name) allows, over
     the time taken. `counters` are cycles by engine and activity. `sources` says for each figure
     whether it was measured, derived or assumed; `differences` name the first wrong value of each
-    buffer that differs. `extra` holds a kernel's own figures, `text` what a model has said.
+    buffer that differs. `extra` holds a kernel's own figures, `text` what a model has said
+    or a note on the sizes.
     """
 
     kernel: str
@@ -139,9 +140,13 @@ class Kernel:
     options: Mapping[str, Option]
     run: Callable[[KernelRequest], KernelResult]
     models: tuple[str, ...] = MODELS[:1]  # whose block it computes
+    fill: Callable[[str, Mapping[str, Setting]], dict[str, Setting]] | None = None  # see settings
 
-    def settings(self, given: Mapping[str, str]) -> dict[str, Setting]:
-        """Every option's value: the given texts parsed, defaults elsewhere."""
+    def settings(self, given: Mapping[str, str], model: str = MODELS[0]) -> dict[str, Setting]:
+        """Every option's value: the given texts parsed, defaults elsewhere.
+
+        `fill` replaces defaults that depend on the model.
+        """
         for name in given:
             if name not in self.options:
                 raise InputError(
@@ -150,7 +155,8 @@ class Kernel:
                     f"kernel {self.name} takes {', '.join(self.options)}",
                     f"see jalapeno sim {self.name} --help",
                 )
-        return {
+        parsed = {
             name: option.parse(name, given[name]) if name in given else option.default
             for name, option in self.options.items()
         }
+        return parsed if self.fill is None else self.fill(model, parsed)

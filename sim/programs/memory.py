@@ -174,6 +174,7 @@ class TileMemory:
         """Frees the tile SRAM that was taken since `mark`; its buffers are forgotten."""
         self._sram = mark
         self.buffers = {name: b for name, b in self.buffers.items() if b.address < mark}
+        self._shared = {name: s for name, s in self._shared.items() if s[0] < mark}
 
     def snapshot(self) -> "TileMemory":
         """The images as they are now, for a run that is one of several."""

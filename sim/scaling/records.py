@@ -84,9 +84,8 @@ def experts_stream(tile: TileConfig, s: Settings) -> Fraction:
 
 
 def moe_stream(tile: TileConfig, s: Settings) -> Fraction:
-    """HBM cycles of a moe record: the router once, the chosen experts for every token."""
-    router = stream_cycles(tile, s["experts"], s["hidden"], Format.BF16)
-    return router + s["tokens"] * experts_stream(tile, s)
+    """HBM cycles of a moe record of one token of GPT-OSS: the router and the chosen experts."""
+    return stream_cycles(tile, s["experts"], s["hidden"], Format.BF16) + experts_stream(tile, s)
 
 
 def layer_dense(tile: TileConfig, s: Settings) -> Fraction:
@@ -120,6 +119,11 @@ def is_streamed(tile: TileConfig, s: Settings) -> bool:
     return s["weights"] == "hbm" and s["split"] == "none" and s["m"] == 1
 
 
+def is_single(tile: TileConfig, s: Settings) -> bool:
+    """One token, without a shared expert: which experts several tokens share is not in a record."""
+    return s["tokens"] == 1 and s["shared"] == "none"
+
+
 def is_any(tile: TileConfig, s: Settings) -> bool:
     """Every record of the kernel."""
     return True
@@ -147,7 +151,7 @@ SOURCES_OF = {
     "attention": Source(
         "attention", "attention", "attention", is_any, attention_work, "array or load"
     ),
-    "experts": Source("experts", "moe", "moe", is_any, moe_stream, "HBM"),
+    "experts": Source("experts", "moe", "moe tokens=1", is_single, moe_stream, "HBM"),
     "layer": Source("decoder layer", "layer", "layer", is_any, layer_work, "HBM"),
 }
 
@@ -180,7 +184,7 @@ def measurements(records: Sequence[Record]) -> dict[str, Measurement]:
             if record.kernel != source.kernel or record.config != CONFIG or not record.cycles:
                 continue
             settings = KERNELS[record.kernel].settings(
-                {name: str(value) for name, value in record.settings.items()}
+                {name: str(value) for name, value in record.settings.items()}, record.model
             )
             if not source.matches(tile, settings):
                 continue

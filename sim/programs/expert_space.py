@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tile SRAM of experts: the buffers that one after the other works in, and how much of an expert
+fits at once.
+"""
+
+from dataclasses import dataclass
+
+from golden.formats import Format
+from golden.models import GateSpec
+from hw.config import TileConfig
+from sim.errors import InputError
+from sim.programs.builder import TileProgram
+from sim.programs.memory import Buffer, TileMemory, Weights, align_up
+from sim.programs.moe import ExpertImage
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """Sizes and formats of a block of experts."""
+
+    hidden: int
+    intermediate: int
+    act: Format
+    weight: Format
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Space:
+    """Buffers of one expert at a time. `both` and `down` take turns from block to block."""
+
+    both: tuple[Buffer, ...]
+    gated: Buffer
+    hidden: Buffer
+    down: tuple[Buffer, ...]
+    block: int  # columns of a block of the result
+
+    @classmethod
+    def allocate(cls, memory: TileMemory, rows: int, image: ExpertImage, act: Format) -> "Space":
+        width = 2 * image.blocks()[0][1]
+        count, n = len(image.blocks()), image.down.n
+        block = n if count == 1 else image.block
+        turns = range(1 if count == 1 else 2)
+        return cls(
+            tuple(memory.buffer(f"expert.gate_up{i or ''}", rows, width) for i in turns),
+            memory.buffer("expert.gated", rows, image.blocks()[0][2]),
+            memory.buffer("expert.hidden", rows, image.intermediate, act, weight=image.down.fmt),
+            tuple(memory.buffer(f"expert.down{i or ''}", rows, min(block, n)) for i in turns),
+            min(block, n),
+        )
+
+
+def dense(tokens: int, experts: int) -> bool:
+    """Whether every token is sure to have chosen every expert that is visited."""
+    return tokens == 1 or experts == 1
+
+
+def block_size(config: TileConfig, tokens: int, shape: MoeShape, spec: GateSpec) -> int:
+    """Places of a block of an expert's intermediate: all, or as many as fit tile SRAM.
+
+    Small blocks cost time: some 100 cycles each. InputError when not even the smallest fits.
+    """
+    whole = align_up(shape.intermediate, config.lanes)
+    unit = max(32, config.lanes)
+    widths = [whole, *(w for w in (128, 64, 32) if w % unit == 0 and w < whole)]
+    for width in widths:
+        try:
+            allocate_all(TileMemory(config), tokens, shape, spec, width)
+        except InputError:
+            if width == widths[-1]:
+                raise
+        else:
+            return width
+    raise AssertionError  # the last one has returned or raised
+
+
+def allocate_all(
+    memory: TileMemory, tokens: int, shape: MoeShape, spec: GateSpec, width: int
+) -> None:
+    """All buffers that `mixture` and its caller take, in no particular order."""
+    half = align_up(shape.intermediate, memory.config.lanes)
+    hidden, act = shape.hidden, shape.act
+    alone = dense(tokens, spec.experts)
+    up, down = (
+        Weights(n, k, shape.weight, 0, 0, True)
+        for n, k in ((2 * half, hidden), (hidden, shape.intermediate))
+    )
+    image = ExpertImage(0, 1, 1, up, down, 0, 0, shape.intermediate, width, "")
+    for i in range(1 if alone else 2):
+        memory.buffer(f"x{i}", tokens, hidden)
+    for i in range(1 + (act is not Format.BF16)):
+        memory.buffer(f"rounded{i}", tokens, hidden, Format.BF16, weight=shape.weight)
+    if not alone:
+        memory.buffer("expert.x", tokens, hidden, act, weight=shape.weight)
+    for i in range(2 if spec.scoring == "sigmoid" else 1):
+        memory.buffer(f"scores{i}", tokens, spec.experts)
+        memory.buffer(f"bias{i}", 1, spec.experts)
+    for i in range(4):
+        memory.buffer(f"gate{i}", tokens, spec.top_k)
+    memory.scalars("total", tokens)
+    memory.buffer("biases", 2, up.n + hidden)
+    for _ in range(2 if shape.shared else 1):
+        Space.allocate(memory, tokens, image, act)
+        memory.buffers.clear()
+    memory.buffer("scratch", 1, 1)
+
+
+def account(
+    p: TileProgram, image: ExpertImage, act: Format, counts: list[int], alone: bool
+) -> None:
+    """Adds the work of visited experts, given the rows of each: which they are is not known when
+    the program is made.
+    """
+    work, config = p.work, p.config
+    hidden, size = image.down.n, image.intermediate
+    for rows in counts:
+        work.bytes(config, image.traffic(p.memory))
+        for weights in (image.gate_up, image.down):
+            work.matmul(config, rows, weights.n, weights.k, act, weights.fmt)
+        for cols in (size, size, hidden) + (() if alone else (hidden,)):
+            work.vectors(config, rows, cols)
