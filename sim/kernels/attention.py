@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from golden import fp32
 from golden.block_table import BLOCK_TOKENS
 from golden.bounds import attention_bound, prefill_bound
-from golden.formats import Format
+from golden.formats import SPECS, Format
 from golden.kernels.attention import (
     Chunk,
     attention,
@@ -24,13 +24,13 @@ from golden.kernels.attention import (
     sink_starts,
     window_slots,
 )
-from golden.kernels.kv import Held
+from golden.kernels.kv import Held, kv_scale
 from golden.kernels.prefill import RowBlock, prefill, schedule
 from golden.kernels.trace import Machine, Stored, Trace
-from golden.kv_layout import LINE_ELEMENTS
+from golden.kv_layout import line_elements
 from golden.models import MODELS, Mla
 from sim.errors import InputError
-from sim.kernels.caches import kv_checks, page_caches, place_cache, stream_cache
+from sim.kernels.caches import kv_checks, page_caches, place_cache, slots, stream_cache
 from sim.kernels.results import kernel_result, largest_error
 from sim.kernels.system import Check, KvCheck, TileRun, simulate
 from sim.kernels.types import MODELS as MODEL_NAMES
@@ -41,8 +41,12 @@ from sim.programs.memory import TileMemory, align_up, require
 from sim.programs.paged import PagedRegion
 from sim.programs.regions import KvRegion, StreamedRegion
 
-CHUNK = 512  # slots that softmax takes at once: part of the kernel's definition
+# Slots that softmax takes at once: part of the kernel's definition. Longer chunks cost fewer commands
+# and more memory; the last one's softmax is hidden behind the product of the one before.
+CHUNK = 512
+SHORT_CHUNK = 256  # for many rows: prefill, and latent attention
 BLOCK = 64  # queries of a head that are handled at once
+KV_FORMATS = {"bf16": Format.BF16, "fp8": Format.MXFP8_E4M3}
 OPTIONS = {
     "heads": Option(0, "query heads, 0: a tile's share of the model's", least=0),
     "kv_heads": Option(1, "KV heads; query heads share them evenly"),
@@ -52,7 +56,8 @@ OPTIONS = {
     "window": Option(0, "tokens that a query sees, 0: all", least=0),
     "queries": Option(1, "new tokens of each sequence"),
     "sequences": Option(1, "sequences; number s has 5 s tokens less than context"),
-    "kv": Option("bf16", "format of keys and values", choices=("bf16",)),
+    "chunk": Option(0, f"slots of a softmax step, 0: {CHUNK}, or {SHORT_CHUNK} of many rows", least=0),
+    "kv": Option("bf16", "format of keys and values", choices=tuple(KV_FORMATS)),
     "place": Option("auto", "where the cache lies", choices=("auto", "sram", "hbm")),
     "block": Option(
         0, "tokens of a block of a paged cache: 16, 32, 64 or 128; 0: not paged", least=0
@@ -74,9 +79,11 @@ class Sizes:
     sequences: int
     place: str
     block: int
+    chunk: int
     sinks: bool
     scale: float
     latent: bool
+    kv: Format
 
     @classmethod
     def of(cls, request: KernelRequest) -> "Sizes":
@@ -101,14 +108,16 @@ class Sizes:
             int(s["sequences"]),
             str(s["place"]),
             int(s["block"]),
+            int(s["chunk"]) or (SHORT_CHUNK if latent or int(s["queries"]) > 1 else CHUNK),
             not latent,
             scale,
             latent,
+            KV_FORMATS[str(s["kv"])],
         )
 
     def unit(self, cols: int) -> int:
         """Slots at whose multiples rings end and chunks start."""
-        return max(LINE_ELEMENTS, cols, self.block)
+        return max(line_elements(self.kv), cols, self.block)
 
     def settings(self, given: Mapping[str, Setting]) -> dict[str, Setting]:
         """What was run, as the result reports it."""
@@ -117,11 +126,14 @@ class Sizes:
             "head_dim": self.head_dim,
             "value_dim": self.value_dim,
             "place": self.place,
+            "chunk": self.chunk,
         }
         return dict(given) | sizes
 
 
-def check_heads(lanes: int, heads: int, kv_heads: int, head_dim: int) -> None:
+def check_heads(
+    lanes: int, heads: int, kv_heads: int, head_dim: int, fmt: Format = Format.BF16
+) -> None:
     """InputError for heads that the tile's program cannot lay out."""
     if heads % kv_heads:
         raise InputError(
@@ -130,7 +142,7 @@ def check_heads(lanes: int, heads: int, kv_heads: int, head_dim: int) -> None:
             f"it must be a multiple of kv_heads {kv_heads}",
             f"take {kv_heads * (heads // kv_heads + 1)}",
         )
-    unit = max(8, lanes)
+    unit = max(line_elements(fmt), lanes)
     if head_dim % unit:
         raise InputError(
             "head_dim",
@@ -143,12 +155,13 @@ def check_heads(lanes: int, heads: int, kv_heads: int, head_dim: int) -> None:
 def check_sizes(request: KernelRequest, sizes: Sizes) -> None:
     """InputError for sizes that no program can have."""
     tile = request.config.tile
-    check_heads(tile.lanes, sizes.heads, sizes.kv_heads, sizes.head_dim)
-    if sizes.value_dim % max(8, tile.lanes) or sizes.value_dim > sizes.head_dim:
+    check_heads(tile.lanes, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.kv)
+    unit = max(line_elements(sizes.kv), tile.lanes)
+    if sizes.value_dim % unit or sizes.value_dim > sizes.head_dim:
         raise InputError(
             "value_dim",
             sizes.value_dim,
-            f"it must be a multiple of {max(8, tile.lanes)} and at most {sizes.head_dim}",
+            f"it must be a multiple of {unit} and at most {sizes.head_dim}",
             "leave it out",
         )
     if sizes.heads // sizes.kv_heads > tile.acc_rows:
@@ -165,6 +178,14 @@ def check_sizes(request: KernelRequest, sizes: Sizes) -> None:
             sizes.context,
             f"the shortest sequence has {shortest} tokens and {sizes.queries} of them are new",
             f"take {sizes.queries + 5 * (sizes.sequences - 1)} or more",
+        )
+    slots = sizes.unit(tile.cols)
+    if sizes.chunk % slots:
+        raise InputError(
+            "chunk",
+            sizes.chunk,
+            f"it must be a multiple of {slots} slots here",
+            f"take {align_up(sizes.chunk, slots)}",
         )
     least = max(BLOCK_TOKENS[0], tile.cols)
     if sizes.block and (sizes.block not in BLOCK_TOKENS or sizes.block < least):
@@ -199,6 +220,12 @@ class Sequence:
     trace: Trace = field(default_factory=Trace)
 
 
+def hold(tokens: NDArray[np.float32], head: NDArray[np.float32], fmt: Format) -> Held:
+    """Tokens [slots, D] in the cache's format, with one scale that fits all of `head`."""
+    scale = None if fmt is Format.BF16 else kv_scale(float(np.abs(head).max()), fmt)
+    return Held.of(tokens, fmt, scale)
+
+
 def make_sequence(
     rng: np.random.Generator, sizes: Sizes, number: int, unit: int, tokens: int
 ) -> Sequence:
@@ -222,9 +249,9 @@ def make_sequence(
         allowed[q, np.arange(first, position + q + 1) % ring] = True
     parts, blocks = [], []
     if count == 1:
-        parts = chunks(slots, window_slots(tokens, ring, sizes.window), CHUNK)
+        parts = chunks(slots, window_slots(tokens, ring, sizes.window), sizes.chunk)
     else:
-        size = align_up(min(CHUNK, ring), unit)
+        size = align_up(min(sizes.chunk, ring), unit)
         blocks = schedule(
             position, count, ring=ring, window=sizes.window, size=size, block=BLOCK, unit=unit
         )
@@ -234,8 +261,11 @@ def make_sequence(
         ring,
         [t % ring for t in range(position, tokens)],
         queries,
-        [Held.of(keys[:, g]) for g in range(sizes.kv_heads)],
-        [Held.of(values[:, g]) for g in range(sizes.kv_heads)],
+        [hold(keys[:, g], keys[:, g], sizes.kv) for g in range(sizes.kv_heads)],
+        [
+            hold(values[:, g], keys[:, g] if sizes.latent else values[:, g], sizes.kv)
+            for g in range(sizes.kv_heads)
+        ],
         parts,
         blocks,
         allowed,
@@ -262,8 +292,14 @@ def compute(
 
 def fits(sizes: Sizes, ring: int, kv_bits: int) -> bool:
     """Whether all caches fit into the KV SRAM."""
-    each = ring * (sizes.head_dim + sizes.value_dim) * 16
+    each = ring * (sizes.head_dim + sizes.value_dim) * SPECS[sizes.kv].storage_bits
     return each * sizes.kv_heads * sizes.sequences <= kv_bits
+
+
+def tokens(held: Held, slots: list[int]) -> Stored:
+    """Some tokens of a cache as rows in tile SRAM."""
+    scales = None if held.scales is None else np.tile(held.scales, (len(slots), 1))
+    return Stored(held.codes[slots], held.fmt, scales)
 
 
 def issue(
@@ -294,16 +330,16 @@ def issue(
             else:
                 into = place_cache(p, name, s.ring, key, value, s.fresh)
                 regions.append(into)
-            checks += kv_checks(name, into, key.codes[offset:], value.codes[offset:], p.config.cols)
+            span = slice(offset, None)
+            checks += kv_checks(name, into, slots(key, span), slots(value, span), p.config.cols)
         given = memory.fill(
-            memory.buffer(f"{name}.new_keys", count, sizes.head_dim, bf16),
-            Stored(key.codes[s.fresh], bf16),
+            memory.buffer(f"{name}.new_keys", count, sizes.head_dim, sizes.kv), tokens(key, s.fresh)
         )
         new_values = given
         if not sizes.latent:
             new_values = memory.fill(
-                memory.buffer(f"{name}.new_values", count, sizes.value_dim, bf16),
-                Stored(value.codes[s.fresh], bf16),
+                memory.buffer(f"{name}.new_values", count, sizes.value_dim, sizes.kv),
+                tokens(value, s.fresh),
             )
         appends.append(
             program.Appends(
@@ -317,7 +353,7 @@ def issue(
         )
     rows = sizes.heads * count
     queries = memory.fill(
-        memory.buffer(f"{prefix}queries", rows, sizes.head_dim, bf16, weight=bf16),
+        memory.buffer(f"{prefix}queries", rows, sizes.head_dim, bf16, weight=sizes.kv),
         s.trace.buffers["queries"],
     )
     factor = exponent_factor(sizes.scale)
@@ -350,7 +386,8 @@ def prepare(request: KernelRequest) -> Sizes:
     if sizes.place == "auto":
         inside = fits(sizes, align_up(longest, sizes.unit(tile.cols)), stream_bits)
         sizes = replace(sizes, place="sram" if inside or sizes.block else "hbm")
-    cache = sizes.sequences * sizes.kv_heads * longest * (sizes.head_dim + sizes.value_dim) * 16
+    cache = sizes.sequences * sizes.kv_heads * longest * (sizes.head_dim + sizes.value_dim)
+    cache *= SPECS[sizes.kv].storage_bits
     require(
         tile,
         sram=sizes.sequences * sizes.queries * sizes.heads * sizes.head_dim * 16,

@@ -26,6 +26,7 @@ from golden.kernels.decoder import (
     hardware_weights,
 )
 from golden.kernels.decoder_rows import all_logits
+from golden.kernels.kv import Held
 from golden.kernels.layer import LayerCache, rope_rows
 from golden.kernels.trace import Machine, Stored
 from golden.reference import decoder as reference
@@ -134,8 +135,8 @@ def cache_checks(
         for check in kv_checks(
             f"layer{i}.kv{g}",
             region,
-            cache.keys[: min(context, region.ring), g],
-            cache.values[: min(context, region.ring), g],
+            Held(cache.keys[: min(context, region.ring), g]),
+            Held(cache.values[: min(context, region.ring), g]),
             cols,
         )
     ]

@@ -10,6 +10,7 @@ from golden import fp32
 from golden.bounds import layer_bound
 from golden.formats import Format
 from golden.kernels.attention import chunks, sink_starts, window_slots
+from golden.kernels.kv import Held
 from golden.kernels.layer import LayerCache, LayerShape, LayerWeights, layer, rope_rows
 from golden.kernels.moe import Expert, Matrix
 from golden.kernels.trace import Machine, Stored, Trace
@@ -234,7 +235,11 @@ def run(request: KernelRequest) -> KernelResult:
             check
             for g, region in enumerate(place.regions)
             for check in kv_checks(
-                f"kv{g}", region, cache.keys[:slots, g], cache.values[:slots, g], tile.cols
+                f"kv{g}",
+                region,
+                Held(cache.keys[:slots, g]),
+                Held(cache.values[:slots, g]),
+                tile.cols,
             )
         ]
         runs.append(TileRun([p.finish()], [memory.snapshot()], checks, held))

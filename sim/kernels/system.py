@@ -35,15 +35,18 @@ class Check:
 
 @dataclass(frozen=True)
 class KvCheck:
-    """What KV SRAM rows from `row` on must hold after a run: BF16 codes [rows, cols, 8].
+    """What KV SRAM rows from `row` on must hold after a run: codes [rows, cols, elements of a line]
+    of 16 or 8 bits, and scale bytes [rows, cols].
 
-    Only elements that are `known` count: what was never written is undefined.
+    Only elements that are `known` count, and scales of their lines: what was never written is
+    undefined.
     """
 
     name: str
     row: int
-    codes: NDArray[np.uint16]
+    codes: NDArray
     known: NDArray[np.bool_]
+    scales: NDArray[np.uint8]
     tile: int = 0
 
 
@@ -317,9 +320,14 @@ def _collect(
                 differences.append(f"run {r}, tile {check.tile}: {text}")
         for i, kv in enumerate(each.kv_checks, len(each.checks)):
             lines = np.ascontiguousarray(result.arrays[f"read_{r}_{i}"][:, :16])
-            wrong_codes = (lines.view("<u2").reshape(kv.codes.shape) != kv.codes) & kv.known
-            compared += int(kv.known.sum())
-            mismatched += int(wrong_codes.sum())
+            ours = lines.view(kv.codes.dtype).reshape(kv.codes.shape)
+            wrong_codes = (ours != kv.codes) & kv.known
+            scales = result.arrays[f"read_{r}_{i}"][:, 16].reshape(kv.scales.shape)
+            wrong_scales = (scales != kv.scales) & kv.known.any(axis=2)
+            compared += int(kv.known.sum()) + int(kv.known.any(axis=2).sum())
+            mismatched += int(wrong_codes.sum()) + int(wrong_scales.sum())
+            if wrong_scales.any():
+                differences.append(f"run {r}, tile {kv.tile}: {kv.name}, scales differ")
             if wrong_codes.any():
                 row, bank, element = np.argwhere(wrong_codes)[0]
                 differences.append(

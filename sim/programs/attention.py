@@ -77,7 +77,7 @@ class Attend:
         """[heads, cols] of a chunk; with `share`, places are used again two chunks later, those of
         products three: a first product is read, as the output so far, after the third is issued.
         """
-        weight = Format.BF16 if fmt is Format.BF16 else None
+        weight = self.region.fmt if fmt is Format.BF16 else None
         turns = 3 if kind == "product" else 2
         return self.p.memory.buffer(
             f"{self.name}.c{index}.{kind}",
@@ -193,6 +193,22 @@ class Attend:
             p.vector(self.output, self.scaled, b=shrink, b_row=True, mul=True)
 
 
+def reserve(attends: list[Attend]) -> None:
+    """Takes the places that chunks share, each as large as the largest of them needs."""
+    sharing = [attend for attend in attends if attend.share and attend.parts]
+    if not sharing:
+        return
+    memory = sharing[0].p.memory
+    rows = max(attend.queries.rows for attend in sharing)
+    slots = max(part.stop - part.start for attend in sharing for part in attend.parts)
+    for turn in range(2):
+        for kind, fmt, weight in (
+            ("scores", Format.FP32, None),
+            ("probs", Format.BF16, sharing[0].region.fmt),
+        ):
+            memory.buffer(f"{kind}{turn}", rows, slots, fmt, weight, share=f"{kind}{turn}")
+
+
 def interleave(attends: list[Attend]) -> None:
     """Issues all chunks so that each softmax runs beside the array's work on other chunks.
 
@@ -205,6 +221,7 @@ def interleave(attends: list[Attend]) -> None:
         attend.turn, turn = turn, turn + len(attend.parts)
         if not attend.parts:  # nothing counts: zeros
             attend.p.vector(attend.queries, attend.out, mask=(0, 0))
+    reserve(attends)
     grown: tuple[Attend, int] | None = None
     for number, (attend, index) in enumerate(items):
         if number == 0:

@@ -56,20 +56,23 @@ class PagedRegion:
         p.command("blocktable", addr=words.address, count=words.cols, table=self.table)
 
     @property
+    def fmt(self) -> Format:
+        return Format.BF16 if self.shape.elements == LINE_ELEMENTS else Format.MXFP8_E4M3
+
+    @property
     def value_dim(self) -> int:
         return self.shape.value_dim or self.shape.head_dim
 
     def block(self, index: int) -> KvRegion:
         """A block of the sequence as a region of its own."""
         row, shape = self.sequence.table[index], self.shape
-        fmt = Format.BF16 if shape.elements == LINE_ELEMENTS else Format.MXFP8_E4M3
         return KvRegion(
             row,
             row + shape.key_rows,
             shape.tokens,
             shape.head_dim,
             self.value_dim,
-            fmt,
+            self.fmt,
             self.written,
         )
 
@@ -80,11 +83,11 @@ class PagedRegion:
 
     def scores(self, p: TileProgram, queries: Buffer, part: Chunk, out: Buffer) -> None:
         """Queries times the keys of tokens [start, stop)."""
-        p.command("matmul", **place(queries, out), **self.keys(part.start, part.stop))
+        p.command("matmul", **place(queries, out, self.fmt), **self.keys(part.start, part.stop))
 
     def product(self, p: TileProgram, probs: Buffer, part: Chunk, out: Buffer) -> None:
         """Probabilities of tokens [start, stop) times their values."""
-        p.command("matmul", **place(probs, out), **self.values(part.start, part.stop))
+        p.command("matmul", **place(probs, out, self.fmt), **self.values(part.start, part.stop))
 
     def keys(self, start: int, stop: int) -> dict[str, Any]:
         """Operands of MATMUL for queries times the keys of tokens [start, stop) (N tokens)."""

@@ -24,6 +24,9 @@ class Region(Protocol):
     @property
     def value_dim(self) -> int: ...
 
+    @property
+    def fmt(self) -> Format: ...
+
     def scores(self, p: TileProgram, queries: Buffer, part: Chunk, out: Buffer) -> None:
         """Issues queries times the keys of the part."""
 
@@ -136,6 +139,10 @@ class StreamedRegion:
     @property
     def value_dim(self) -> int:
         return self.newest.value_dim
+
+    @property
+    def fmt(self) -> Format:
+        return self.newest.fmt
 
     def _newest(self, part: Chunk) -> Chunk:
         return Chunk(part.start - self.first, part.stop - self.first, part.mask)
