@@ -68,7 +68,7 @@ def test_queries_of_a_prefill_around_edges():
 
 @pytest.mark.slow
 def test_prefill_of_more_queries_than_a_block():
-    attend([100], seed=6, queries=70, heads=1, head_dim=8)
+    attend([100], seed=6, queries=70, heads=1, head_dim=8, chunk=32)
 
 
 @pytest.mark.parametrize("model", ["deepseek-r1", "kimi-k2.5"])
@@ -85,6 +85,32 @@ def test_latent_attention_of_many_queries():
 def test_paged_caches(block):
     attend([1, 15, 16, 17, 70], seed=9, block=block, kv_heads=2, **SMALL_HEADS)
     attend([20, 40], seed=10, block=block, queries=5, **SMALL_HEADS)
+
+
+FP8 = {"kv": "fp8", "head_dim": 32, "heads": 4}
+
+
+def test_e4m3_caches():
+    attend([1, 15, 16, 17, 33, 70], seed=16, **FP8)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"queries": 5, "window": 24},
+        {"block": 32, "kv_heads": 2},
+        {"model": "kimi-k2.5", "heads": 2, "head_dim": 96, "value_dim": 64},
+    ],
+    ids=("window", "paged", "latent"),
+)
+@pytest.mark.slow
+def test_e4m3_caches_of_every_kind(settings):
+    attend([40, 70], seed=17, **FP8 | settings)
+
+
+@pytest.mark.slow
+def test_an_e4m3_cache_longer_than_the_sram():
+    simulate("attention", "tiny", seed=18, context=1100, place="hbm", **FP8)
 
 
 def test_a_cache_longer_than_the_sram():

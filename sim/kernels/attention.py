@@ -41,8 +41,8 @@ from sim.programs.memory import TileMemory, align_up, require
 from sim.programs.paged import PagedRegion
 from sim.programs.regions import KvRegion, StreamedRegion
 
-# Slots that softmax takes at once: part of the kernel's definition. Longer chunks cost fewer commands
-# and more memory; the last one's softmax is hidden behind the product of the one before.
+# Slots that softmax takes at once: part of the kernel's definition. Longer chunks take fewer
+# commands and more memory; the last one's softmax hides behind the product of the one before.
 CHUNK = 512
 SHORT_CHUNK = 256  # for many rows: prefill, and latent attention
 BLOCK = 64  # queries of a head that are handled at once
@@ -56,7 +56,9 @@ OPTIONS = {
     "window": Option(0, "tokens that a query sees, 0: all", least=0),
     "queries": Option(1, "new tokens of each sequence"),
     "sequences": Option(1, "sequences; number s has 5 s tokens less than context"),
-    "chunk": Option(0, f"slots of a softmax step, 0: {CHUNK}, or {SHORT_CHUNK} of many rows", least=0),
+    "chunk": Option(
+        0, f"slots of a softmax step, 0: {CHUNK}, or {SHORT_CHUNK} of many rows", least=0
+    ),
     "kv": Option("bf16", "format of keys and values", choices=tuple(KV_FORMATS)),
     "place": Option("auto", "where the cache lies", choices=("auto", "sram", "hbm")),
     "block": Option(
