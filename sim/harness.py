@@ -15,7 +15,8 @@ TOP = "simulation_top"
 CHIP = "chip"
 HOST_WORDS = 1 << 19
 CHANNELS = ("ar", "r", "aw", "w", "b")
-BLOCKS = ("cell", "accumulator", "vector_lane")  # module name prefixes compiled once each
+# Module name prefixes compiled once each: they repeat, and their outputs are registered.
+BLOCKS = ("activation_edge", "weight_edge", "cell", "accumulator", "vector_lane")
 
 
 def simulated(config: ChipConfig) -> ChipConfig:

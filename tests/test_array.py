@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from amaranth import Const, Value
 
 from golden.formats import SPECS, Format, group_elements, products_per_slice, slices
 from golden.hbm_layout import activation_rows, weight_rows
@@ -101,58 +102,78 @@ class Bench:
             )
         )
 
+    def _slices(self):
+        """Value of the slice port in each cycle that has one."""
+        layout = self.array.slice.shape()
+        words = {}
+        for t, given in self.slices.items():
+            lines = []
+            for line, _, bit in given["fields"]:
+                # A group that starts inside a line is moved to its low end.
+                whole = int.from_bytes(line.tobytes(), "little")
+                lines.append(whole >> bit // given["n_bits"] * given["n_bits"])
+            scales = [scale for _, scale, _ in given["fields"]]
+            fields = {name: int(given[name]) for name in given if name not in ("fields", "n_bits")}
+            words[t] = layout.const(fields | {"valid": 1, "lines": lines, "scales": scales})
+        return {t: Const.cast(word).value for t, word in words.items()}
+
+    def _loads(self):
+        """In each cycle that loads, value and mask of the columns of the load port that do."""
+        layout = self.array.load.shape().elem_shape
+        words = {}
+        for u, row in self.loads.items():
+            for c, (r, line, scale, fmt, half, length) in enumerate(row):
+                whole = int.from_bytes(line.tobytes(), "little")
+                fields = {"valid": 1, "row": r, "line": whole, "scale": scale, "format": int(fmt)}
+                entry = Const.cast(layout.const(fields | {"half": half, "length": length})).value
+                word, mask = words.get(u + c, (0, 0))
+                full = (1 << layout.size) - 1
+                words[u + c] = (
+                    word | entry << c * layout.size,
+                    mask | full << c * layout.size,
+                )
+        return words
+
     def run(self, stall=0.0, rng=None):
+        """Rows of results; `times` gets the cycle in which each was taken.
+
+        What is not valid keeps the values of before. Ports are set as a whole, which is fast.
+        """
         found = []
+        self.times = []
         array = self.array
+        slices, loads = self._slices(), self._loads()
+        slice_port, load_port = Value.cast(array.slice), Value.cast(array.load)
+        result = Value.cast(array.result.payload)
+        slice_valid = 1 << array.slice.shape()["valid"].offset
+        load_layout = array.load.shape().elem_shape
+        valids = sum(
+            1 << load_layout["valid"].offset + c * load_layout.size for c in range(array.cols)
+        )
+
+        def take(ctx, t):
+            self.times.append(t)
+            whole = ctx.get(result).to_bytes(4 * array.cols, "little")
+            found.append(np.frombuffer(whole, "<u4"))
 
         async def drive(ctx):
             end = max([*self.loads, *self.slices]) + array.RESULT_LATENCY + array.cols + 4
-            columns = {}
-            for u, row in self.loads.items():
-                for c, entry in enumerate(row):
-                    columns[u + c, c] = entry
+            now_slice = now_load = 0
             for t in range(end):
-                given = self.slices.get(t)
-                ctx.set(array.slice.valid, int(given is not None))
-                if given is not None:
-                    for r, (line, scale, bit) in enumerate(given["fields"]):
-                        # A group that starts inside a line is moved to its low end.
-                        part = bit // given["n_bits"]
-                        whole = int.from_bytes(line.tobytes(), "little")
-                        base = min(part * given["n_bits"], bit)
-                        ctx.set(array.slice.lines[r], whole >> base)
-                        ctx.set(array.slice.scales[r], scale)
-                    ctx.set(array.slice.part, 0)
-                    for name in (
-                        "act_format",
-                        "weight_format",
-                        "index",
-                        "count",
-                        "swap",
-                        "acc_index",
-                        "first",
-                        "last",
-                    ):
-                        ctx.set(getattr(array.slice, name), int(given[name]))
-                for c in range(array.cols):
-                    entry = columns.get((t, c))
-                    ctx.set(array.load[c].valid, int(entry is not None))
-                    if entry is not None:
-                        r, line, scale, fmt, half, length = entry
-                        ctx.set(array.load[c].row, r)
-                        ctx.set(array.load[c].line, int.from_bytes(line.tobytes(), "little"))
-                        ctx.set(array.load[c].scale, scale)
-                        ctx.set(array.load[c].format, int(fmt))
-                        ctx.set(array.load[c].half, half)
-                        ctx.set(array.load[c].length, length)
-                ctx.set(array.result.ready, int(rng is None or rng.random() >= stall))
-                if ctx.get(array.result.valid) and ctx.get(array.result.ready):
-                    found.append([ctx.get(array.result.payload[c]) for c in range(array.cols)])
+                now_slice = slices.get(t, now_slice & ~slice_valid)
+                word, mask = loads.get(t, (0, 0))
+                now_load = now_load & ~(valids | mask) | word
+                ctx.set(slice_port, now_slice)
+                ctx.set(load_port, now_load)
+                ready = int(rng is None or rng.random() >= stall)
+                ctx.set(array.result.ready, ready)
+                if ready and ctx.get(array.result.valid):
+                    take(ctx, t)
                 await ctx.tick()
             ctx.set(array.result.ready, 1)
-            for _ in range(200):
+            for t in range(end, end + 200):
                 if ctx.get(array.result.valid):
-                    found.append([ctx.get(array.result.payload[c]) for c in range(array.cols)])
+                    take(ctx, t)
                 await ctx.tick()
 
         simulator = Simulator(array)
