@@ -11,7 +11,7 @@
 #include "Vtop.h"
 #include "verilated.h"
 
-static uint64_t argument(const VerilatedContext& context, const char* name) {
+static uint64_t argument(VerilatedContext& context, const char* name) {
     const std::string found = context.commandArgsPlusMatch(name);
     const size_t equals = found.find('=');
     return equals == std::string::npos ? 0 : std::strtoull(found.c_str() + equals + 1, nullptr, 10);

@@ -80,8 +80,15 @@ def placed(
     """
     p = TileProgram(memory)
     (m, k), n = act.codes.shape, len(weight.codes)
-    given = memory.fill(memory.buffer("act", m, k, act.fmt, weight.fmt), act)
-    out = memory.buffer("out", m, n, out_fmt)
+    mark = memory.mark()
+    try:
+        given = memory.buffer("act", m, k, act.fmt, weight.fmt)
+        out = memory.buffer("out", m, n, out_fmt)
+    except InputError:  # perhaps without padding
+        memory.rewind(mark)
+        given = memory.buffer("act", m, k, act.fmt, weight.fmt, spread=False)
+        out = memory.buffer("out", m, n, out_fmt)
+    memory.fill(given, act)
     weights = memory.weights("weights", weight.codes, weight.scales, weight.fmt, stream)
     program(p, given, weights, out)
     return p, out

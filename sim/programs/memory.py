@@ -112,9 +112,11 @@ class TileMemory:
         fmt: Format = Format.FP32,
         weight: Format | None = None,
         share: str | None = None,
+        spread: bool = True,
     ) -> Buffer:
         """A new buffer, aligned for the vector engine and, if `weight` is given, as activations
-        of a matmul with weights of that format.
+        of a matmul with weights of that format; `spread` then pads its rows so that they start in
+        different banks.
 
         Buffers of one `share` take the same place where they fit, each after the one before is no
         longer needed. Only the last of them is in `buffers`.
@@ -126,7 +128,7 @@ class TileMemory:
             unit = max(unit, LINE_BYTES * config.rows * lines_per_group(fmt, weight))
         size = -(-cols * bits // 8)
         stride = align_up(size, unit)
-        if weight is not None and rows > 1 and stride // unit % 2 == 0:
+        if spread and weight is not None and rows > 1 and stride // unit % 2 == 0:
             # The array reads one piece of every row before it goes on: an odd stride keeps these
             # pieces in different banks, so that other clients find theirs free.
             stride += unit
