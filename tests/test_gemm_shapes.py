@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from golden.formats import Format, group_elements
+from golden.kernels.trace import Stored
 from hw.config import preset
-from sim.kernels.gemm import operand
+from sim.kernels.gemm import operand, placed
 from sim.kernels.types import STALLS
+from sim.programs.memory import TileMemory
 from tests.products import Job, run_jobs
 
 TILE = preset("tiny").tile
@@ -92,3 +94,15 @@ def test_one_row_with_a_new_weight_tile_as_often_as_it_loads(stall):
     """M = 1 over many weight tiles: each tile is used for one row only."""
     pairs = [(a, w) for a in (Format.MXFP4, Format.MXFP8_E5M2, Format.BF16) for w in FORMATS]
     check([(1, 5 * TILE.cols - 1, 250, act, weight, False) for act, weight in pairs], stall, 6)
+
+
+@pytest.mark.parametrize("k, stride", [(2816, 2816), (2560, 2816), (2880, 3072)])
+def test_rows_are_padded_unless_only_bare_ones_fit(k, stride):
+    """In pieces of 256 bytes: an odd number of them, but 12 where 13 do not fit."""
+    memory = TileMemory(preset("small").tile)
+    act, weight = (
+        Stored(np.zeros((rows, k), np.uint8), fmt, np.full((rows, k // 32), 127, np.uint8))
+        for rows, fmt in ((128, Format.MXFP8_E4M3), (512, Format.MXFP4))
+    )
+    placed(memory, act, weight, Format.BF16)
+    assert memory.buffers["act"].stride == stride
