@@ -61,8 +61,11 @@ def sim(
     kernel: Annotated[str, typer.Argument(metavar="KERNEL", help=f"One of {', '.join(KERNELS)}.")],
     config: Config = "small",
     model: Annotated[
-        str, typer.Option(help=f"One of {', '.join(MODELS)}.", metavar="MODEL")
-    ] = MODELS[0],
+        str | None,
+        typer.Option(
+            help=f"One of {', '.join(MODELS)}; default: the kernel's first.", metavar="MODEL"
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -105,6 +108,7 @@ def sim(
         )
     check_writable(waves, "--waves")
     check_writable(json_)
+    model = chosen.models[0] if model is None else model
     if choice("--model", model, MODELS) not in chosen.models:
         raise InputError(
             "--model",

@@ -20,13 +20,17 @@ def mla_bound(
     xs: Float32,
     cos: NDArray,
     sin: NDArray,
+    first: int = 0,
 ) -> tuple[Array, Array]:
     """(float64 attention [T, hidden], largest error of the kernel's results [T, hidden]).
 
     Normed activations xs [T, hidden] with tables [T, rope / 2] (as rounded to FP32). `weights` are
     exact as quantised, all else is unrounded in the reference; of `cache` only its format and
     scales matter. The bound holds for any machine, any chunks, and decode as well as prefill.
+    Tokens before `first` are only attended to: results are [T - first, hidden].
     """
+    if not 0 <= first < len(xs):
+        raise ValueError(f"first must be 0 to {len(xs) - 1}, not {first!r}")
     tokens: list[Affine] = []
     reference, bound = [], []
     cosines, sines = (np.asarray(rows, np.float64) for rows in rope_rows(cos, sin))
@@ -37,6 +41,8 @@ def mla_bound(
         latent = norm(kv_a[: shape.kv_lora], weights.kv_a_norm, shape.eps)
         rope = rotate(kv_a[shape.kv_lora :], cosine, sine, interleaved=True)
         tokens.append(held(stack([latent, rope]), cache.keys.fmt, cache.keys.scales, noise))
+        if len(tokens) <= first:
+            continue
         out = attend(shape, weights, cache, given, tokens, cosine, sine, noise)
         projected = times(weights.output, out)
         reference.append(projected.value)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels that `jalapeno sim` runs, by name."""
 
-from sim.kernels import attention, gate, gemm, generate, layer, moe
+from sim.kernels import attention, gate, gemm, generate, layer, mla, moe
 from sim.kernels.types import Kernel
 
 KERNELS: dict[str, Kernel] = {
@@ -9,6 +9,7 @@ KERNELS: dict[str, Kernel] = {
     for kernel in (
         gemm.KERNEL,
         attention.KERNEL,
+        mla.KERNEL,
         gate.KERNEL,
         moe.KERNEL,
         layer.KERNEL,

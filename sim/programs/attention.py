@@ -3,7 +3,7 @@
 many queries at once, with the array kept busy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from golden.formats import Format
@@ -209,18 +209,26 @@ def reserve(attends: list[Attend]) -> None:
             memory.buffer(f"{kind}{turn}", rows, slots, fmt, weight, share=f"{kind}{turn}")
 
 
-def interleave(attends: list[Attend]) -> None:
+def interleave(attends: list[Attend], done: Callable[[Attend], None] | None = None) -> None:
     """Issues all chunks so that each softmax runs beside the array's work on other chunks.
 
     The array gets: scores 0, scores 1, product 0, scores 2, product 1, ..; what follows a product
-    is issued one softmax later.
+    is issued one softmax later. `done` is called when the output of one of them has been issued.
     """
+
+    def grow(attend: Attend, index: int) -> None:
+        attend.grow(index)
+        if done is not None and index == len(attend.parts) - 1:
+            done(attend)
+
     items = [(attend, i) for attend in attends for i in range(len(attend.parts))]
     turn = 0
     for attend in attends:
         attend.turn, turn = turn, turn + len(attend.parts)
         if not attend.parts:  # nothing counts: zeros
             attend.p.vector(attend.queries, attend.out, mask=(0, 0))
+            if done is not None:
+                done(attend)
     reserve(attends)
     grown: tuple[Attend, int] | None = None
     for number, (attend, index) in enumerate(items):
@@ -232,7 +240,7 @@ def interleave(attends: list[Attend]) -> None:
         attend.soften(index)
         attend.values(index)
         if grown is not None:
-            grown[0].grow(grown[1])
+            grow(*grown)
         if index == len(attend.parts) - 1:
             attend.prepare()
         grown = attend, index
@@ -240,7 +248,7 @@ def interleave(attends: list[Attend]) -> None:
         if attend.appends is not None:
             attend.appends.issue()
     if grown is not None:
-        grown[0].grow(grown[1])
+        grow(*grown)
 
 
 def shares(p: TileProgram, rows: int, parts: list[Chunk], value_dim: int) -> bool:
@@ -304,7 +312,8 @@ def prefill(
 ) -> list[Attend]:
     """Queries [heads * Q, D], head-major, on every KV head, for `interleave`.
 
-    `starts` [heads, rows of a block] holds a head's start in every column. `out` [Q, heads * Dv].
+    `starts` [heads, rows of a block] holds a head's start in every column. `out` is [Q, heads *
+    Dv], or [heads * Q, Dv] like the queries.
     """
     count, group = queries.rows // heads, heads // len(regions)
     made = []
@@ -312,9 +321,9 @@ def prefill(
         region = regions[h // group]
         width = region.value_dim
         for b, block in enumerate(blocks):
-            into = Buffer(
-                out.name, out.at(block.first, h * width), block.rows, width, out.fmt, out.stride
-            )
+            row, col = (h * count, 0) if out.rows == queries.rows else (0, h * width)
+            address = out.at(row + block.first, col)
+            into = Buffer(out.name, address, block.rows, width, out.fmt, out.stride)
             made.append(
                 Attend(
                     p,

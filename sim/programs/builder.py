@@ -132,9 +132,12 @@ class TileProgram:
         out: Buffer,
         bias: Buffer | None = None,
         address: Address | None = None,
+        fetched: bool = False,
     ) -> None:
-        """out = act @ weights^T + bias; streamed weights are fetched from HBM (`address` of it)."""
-        if weights.row is None:
+        """out = act @ weights^T + bias; streamed weights are fetched from HBM (`address` of it),
+        unless their stream has been started already (`fetched`).
+        """
+        if weights.row is None and not fetched:
             self.stream(weights, address)
         self.command(
             "matmul",
