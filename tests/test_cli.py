@@ -105,6 +105,18 @@ def test_help(jalapeno, command):
     assert code == 0 and "Usage: jalapeno" in out
 
 
+def test_model_is_the_kernels_first(jalapeno, monkeypatch):
+    other = Kernel("other", "Others.", OPTIONS, run_double, ("kimi-k2.5", "gpt-oss"))
+    monkeypatch.setitem(KERNELS, "other", other)
+    for kernel, given, wanted in (
+        ("double", [], "gpt-oss"),
+        ("other", [], "kimi-k2.5"),
+        ("other", ["--model", "gpt-oss"], "gpt-oss"),
+    ):
+        code, out, _ = jalapeno("sim", kernel, *given)
+        assert code == 0 and f"({wanted})" in out
+
+
 def test_doctor_finds_what_the_tests_run_with(jalapeno):
     code, out, _ = jalapeno("doctor")
     assert code == 0
