@@ -11,12 +11,14 @@ from hw.mesh import connect_mesh
 from hw.ports import Axi4, HostPort
 from hw.stall_gate import STALL
 from hw.tile import Tile
+from hw.trace import TRACE
 
 
 class Chip(wiring.Component):
     """Tile i = y * mesh_x + x has host port `host[i]` and HBM ports `axi[i * hbm_ports ...]`.
 
-    `running[i]` is high while tile i runs its program.
+    `running[i]` is high while tile i runs its program. `command_trace[i]` is there when the tiles
+    have it.
     """
 
     def __init__(self, config: ChipConfig):
@@ -30,6 +32,7 @@ class Chip(wiring.Component):
                 "running": Out(config.tiles),
             }
             | ({"stall": In(STALL)} if tile.stall_gates else {})
+            | ({"command_trace": Out(TRACE).array(config.tiles)} if tile.trace else {})
         )
 
     def elaborate(self, platform):
@@ -51,6 +54,8 @@ class Chip(wiring.Component):
                         m, tile.axi[p], wiring.flipped(self.axi[i * config.tile.hbm_ports + p])
                     )
                 m.d.comb += self.running[i].eq(tile.running)
+                if config.tile.trace:
+                    m.d.comb += self.command_trace[i].eq(tile.command_trace)
                 if config.tile.stall_gates:
                     m.d.comb += [
                         tile.stall.probability.eq(self.stall.probability),

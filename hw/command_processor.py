@@ -14,6 +14,7 @@ from hw.counters import COUNTER_BITS, ActivityCounters
 from hw.ports import LINE_BITS, EngineControl, SramClient
 from hw.semaphores import COUNT_BITS, ENGINE_BITS, ID_BITS, POST_ONE, Semaphores
 from hw.sequencer import Sequencer, pc_bits
+from hw.trace import TRACE
 
 
 class CommandProcessor(wiring.Component):
@@ -36,6 +37,8 @@ class CommandProcessor(wiring.Component):
     semaphore_index, semaphore_value : as `read_*` of `Semaphores`.
     counter_index, counter_value : as `read_*` of `ActivityCounters`; they count a run and are
         cleared by its start.
+
+    trace : `hw.trace.TRACE`, of these engines only.
 
     A command reaches its engine four cycles after its last beat was read, at the earliest.
     """
@@ -71,6 +74,7 @@ class CommandProcessor(wiring.Component):
                 "counter_index": In(self.counters.read_index.shape()),
                 "counter_value": Out(COUNTER_BITS),
                 "load_activity": In(isa.Activity),
+                "trace": Out(TRACE),
             }
             | {
                 f"engine_{e.name.lower()}": In(EngineControl(*isa.BY_ENGINE[e]))
@@ -99,6 +103,8 @@ class CommandProcessor(wiring.Component):
             counters.read_index.eq(self.counter_index),
             counters.activity[len(self.engines)].eq(self.load_activity),
             self.counter_value.eq(counters.read_value),
+            self.trace.started.eq(sequencer.started),
+            self.trace.beat.eq(sequencer.trace),
         ]
         for name in (
             "network_active",
@@ -136,5 +142,7 @@ class CommandProcessor(wiring.Component):
                 semaphores.post[i].eq(queue.post),
                 sequencer.queue[i].eq(queue.status),
                 counters.activity[i].eq(engine.activity),
+                self.trace.taken[e].eq(queue.taken),
+                self.trace.done[e].eq(queue.done),
             ]
         return m

@@ -50,6 +50,8 @@ class CommandQueue(wiring.Component):
     status : `queue_status`.
     waiting : the head waits for semaphores; `waiting_remote`: for those of other tiles only.
     flying : commands in flight.
+    taken : the engine takes the head in this cycle; done: the oldest in flight ends without an
+        error in this cycle.
     run : low keeps the head from taking semaphores; a command already offered stays offered.
     reset : forgets everything.
 
@@ -80,6 +82,8 @@ class CommandQueue(wiring.Component):
                 "waiting": Out(1),
                 "waiting_remote": Out(1),
                 "flying": Out(range(in_flight + 1)),
+                "taken": Out(1),
+                "done": Out(1),
                 "run": In(1),
                 "reset": In(1),
             }
@@ -127,8 +131,10 @@ class CommandQueue(wiring.Component):
             self.waiting.eq(self.take.valid & ~self.take.grant),
             self.waiting_remote.eq(self.waiting & ~self.take.missing_local),
             self.flying.eq(flight.level),
+            self.taken.eq(queue.r_en),
+            self.done.eq(finished & ~self.status.failed),
         ]
-        with m.If(finished & ~self.status.failed):
+        with m.If(self.done):
             m.d.comb += self.post.eq(oldest.post)
         with m.If(queue.r_en):
             m.d.sync += offered.eq(0)

@@ -46,6 +46,7 @@ class TileConfig:
     max_experts: int = 512
     max_groups: int = 8
     stall_gates: bool = False
+    trace: bool = False
 
     def __post_init__(self) -> None:
         _power_of_two("rows", self.rows, 2, 64)

@@ -13,6 +13,7 @@ from hw.config import TileConfig
 from hw.ports import LINE_BITS, SramClient
 from hw.semaphores import ENGINE_BITS, ID_BITS, POST_ONE, TakeRequest
 from hw.sram import Sram1R1W
+from hw.trace import BEAT
 
 WORD = 32
 _SCALAR_OPS = tuple(isa.Scalar)
@@ -71,6 +72,7 @@ class Sequencer(wiring.Component):
     queue : one `queue_status` per engine.
     overflow, overflow_semaphore, overflow_engine : from the semaphores.
     network_active : something is on its way to this tile; holds back the deadlock status.
+    trace : `hw.trace.BEAT`.
 
     The first reason to stop in time wins; in one cycle: failed engines in order, semaphore
     overflow, the sequencer's own instruction, cycle limit, deadlock. After a stop no command leaves
@@ -111,6 +113,7 @@ class Sequencer(wiring.Component):
                 "overflow_semaphore": In(ID_BITS),
                 "overflow_engine": In(ENGINE_BITS),
                 "network_active": In(1),
+                "trace": Out(BEAT),
             }
             | {
                 f"issue_{e.name.lower()}": Out(
@@ -283,6 +286,7 @@ class Sequencer(wiring.Component):
                     Mux(indirect, x_regs[i] + x_words[i][: isa.OFFSET_BITS].as_signed(), x_words[i])
                 ),
                 unowned[i].eq((value & ~owned).any()),
+                self.trace.words[i].eq(value),
             ]
             with m.If(x_valid & ~x_scalar & x_done):
                 with m.Switch(x_index):
@@ -333,6 +337,12 @@ class Sequencer(wiring.Component):
             halted=halted,
             waits=waits & ~accepted,
         )
+        m.d.comb += [
+            self.trace.valid.eq(self.running & x_valid & x_done),
+            self.trace.index.eq(x_index),
+            self.trace.pc.eq(x_pc),
+            self.trace.base.eq(x_regs[0]),
+        ]
         with m.If(go):
             m.d.sync += [pc.eq(self.start_pc), d_valid.eq(0), d_index.eq(0), x_valid.eq(0)]
         return ResetInserter(self.reset)(m)

@@ -35,6 +35,7 @@ from hw.router import LinkPair
 from hw.stall_gate import STALL, StallGates, StallSource
 from hw.tile_sram import TileSram
 from hw.topk import TopkEngine
+from hw.trace import TRACE
 from hw.vector_engine import VectorEngine
 from hw.weight_loader import load_meta
 from hw.weight_stream import WeightStream
@@ -44,13 +45,19 @@ DMA_CHANNEL, STREAM_CHANNEL = 0, 1  # read channels of the HBM port
 
 def _ports(config: TileConfig) -> dict[str, Any]:
     """Ports that the tile hands through to its core."""
-    return {
+    ports = {
         "axi": Out(Axi4(config.hbm_port_bytes)).array(config.hbm_ports),
         "noc": Out(LinkPair()),
         "collective": Out(CollectiveLocal()),
         "position": In(POSITION),
         "running": Out(1),
-    } | ({"stall": In(STALL)} if config.stall_gates else {})
+    }
+    if config.stall_gates:
+        ports["stall"] = In(STALL)
+    if config.trace:
+        # Not `trace`: a module that Verilator compiles on its own has a function of that name.
+        ports["command_trace"] = Out(TRACE)
+    return ports
 
 
 class TileCore(wiring.Component):
@@ -163,6 +170,8 @@ class TileCore(wiring.Component):
             processor.network_active.eq(noc.active),
             self.running.eq(processor.running),
         ]
+        if config.trace:
+            m.d.comb += self.command_trace.eq(processor.trace)
 
         nan_row = Signal()  # a top-k row was all NaN since the start
         with m.If(processor.start):
@@ -324,8 +333,8 @@ class Tile(wiring.Component):
         for name in _ports(self.config):
             if name in ("position", "stall"):
                 m.d.comb += getattr(core, name).eq(getattr(self, name))
-            elif name == "running":
-                m.d.comb += self.running.eq(core.running)
+            elif name in ("running", "command_trace"):
+                m.d.comb += getattr(self, name).eq(getattr(core, name))
             elif name == "axi":
                 for p in range(self.config.hbm_ports):
                     wiring.connect(m, core.axi[p], wiring.flipped(self.axi[p]))

@@ -88,6 +88,13 @@ def sim(
         Path | None,
         typer.Option(metavar="FILE.fst", help="Record all signals; uses a build of its own."),
     ] = None,
+    check_order: Annotated[
+        bool,
+        typer.Option(
+            "--check-order",
+            help="Also report every command that was started before what it depends on was done.",
+        ),
+    ] = False,
     json_: JsonFile = None,
 ) -> None:
     """Run a kernel in RTL, compare every bit with the golden model, and print its cycles.
@@ -123,6 +130,7 @@ def sim(
         choice("--stall", stall, tuple(STALLS)),
         seed,
         waves,
+        check_order,
     )
     if not _run(chosen, request, json_).passed:
         raise typer.Exit(1)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated system: a chip, an HBM slice and a host loader at each tile, and stall control."""
+"""The simulated system: a chip, an HBM slice, a host loader and a trace recorder at each tile, and
+stall control.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -8,6 +10,8 @@ from importlib import resources
 from hw.chip import Chip
 from hw.config import ChipConfig
 from hw.emit import flat_ports
+from hw.isa import Engine
+from hw.trace import TRACE_PC_BITS
 from sim.emission import emitted
 from sim.verilator import OPTIMISE_MODEL, Build, build
 
@@ -20,8 +24,8 @@ BLOCKS = ("activation_edge", "weight_edge", "cell", "accumulator", "vector_lane"
 
 
 def simulated(config: ChipConfig) -> ChipConfig:
-    """The configuration with stall gates, which every simulation has."""
-    return replace(config, tile=replace(config.tile, stall_gates=True))
+    """The configuration with stall gates and trace ports, which every simulation has."""
+    return replace(config, tile=replace(config.tile, stall_gates=True, trace=True))
 
 
 def top_text(config: ChipConfig) -> str:
@@ -66,6 +70,8 @@ def top_text(config: ChipConfig) -> str:
             f"assign host__{i}__response__ready = 1'b1;",
             f"assign response_valid[{i}] = host__{i}__response__valid & ~load_busy[{i}];",
             f"assign response[{i} * 137 +: 137] = host__{i}__response__payload;",
+            f"command_trace #(.ID({i}), .ENGINES({len(Engine)}), .PC_BITS({TRACE_PC_BITS})) "
+            f"trace_{i} (.clk(clk), .trace(command_trace__{i}));",
         ]
     return "\n".join(
         [
@@ -98,7 +104,7 @@ def sources(config: ChipConfig) -> dict[str, str]:
     """All files of the simulated system."""
     files = dict(emitted(lambda: Chip(simulated(config)), CHIP, repr(simulated(config))))
     models = resources.files("sim") / "rtl"
-    for name in ("hbm_slice.sv", "host_loader.sv"):
+    for name in ("hbm_slice.sv", "host_loader.sv", "command_trace.sv"):
         files[name] = (models / name).read_text()
     return files | {f"{TOP}.v": top_text(simulated(config))}
 

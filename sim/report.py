@@ -121,12 +121,16 @@ def show(console: Console, result: KernelResult) -> None:
                 if not result.compared
                 else f"{result.mismatched} of {result.compared} values differ"
                 if result.mismatched
+                else f"{len(result.order_faults)} commands came too early"
+                if result.order_faults
                 else "the error is above its bound"
             )
         )
     )
     if result.text:
         console.print(result.text, markup=False, highlight=False)
-    for line in result.differences[:DIFFERENCES]:
+    for line in (*result.differences[:DIFFERENCES], *result.order_faults[:DIFFERENCES]):
         console.print(line, markup=False)
+    if result.order_checked:
+        console.print(f"order checked: {result.order_checked} commands")
     console.print(verdict)

@@ -3,9 +3,10 @@
 
 Parameters: `runs`, a list of {load: [first, count] per tile, start: beat per tile or null, limit:
 cycles, reads: [[tile, host address, lines], ...], pick: [tile, from, to] or null, damage: [[tile,
-KV SRAM line, bits], ...]}; `stall` (of 256); `err` [lo, hi]. It reports per run the status of each
-tile with its counters of KV SRAM errors, its other counters, and the lines read as arrays
-`read_<run>_<index>`.
+KV SRAM line, bits], ...]}; `stall` (of 256); `err` [lo, hi]; `trace`, whether the tiles' commands
+are recorded. It reports per run the status of each tile with its counters of KV SRAM errors, its
+other counters, the lines read as arrays `read_<run>_<index>`, and `trace`, the text of each tile's
+record.
 
 A run with `pick` takes the first word of the line at host address `from`, which an earlier run has
 left there, and writes the lines of that index of the array `rows` [index, lines, 16] from host
@@ -14,6 +15,8 @@ the tile has chosen.
 
 `damage` writes a line as it is, but with one or two bits of its code word flipped.
 """
+
+from pathlib import Path
 
 import cocotb
 import numpy as np
@@ -165,7 +168,11 @@ async def run_programs(dut) -> None:
         )
         for i, (tile, address, lines) in enumerate(run["reads"]):
             arrays[f"read_{r}_{i}"] = await system.read(tile, address, lines)
-    bench.report({"runs": results, "simulated": bench.cycle()}, arrays)
+    values = {"runs": results, "simulated": bench.cycle()}
+    if given.get("trace"):
+        files = [Path(f"trace{tile}.txt") for tile in range(system.tiles)]
+        values["trace"] = [file.read_text() for file in files]
+    bench.report(values, arrays)
 
 
 async def stopped(dut) -> None:

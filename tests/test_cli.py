@@ -33,12 +33,15 @@ KEYS = {
     "sources",
     "extra",
     "text",
+    "order_checked",
+    "order_faults",
 }
 OPTIONS = {
     "m": Option(4, "rows", 1, 64),
     "act": Option("bf16", "format", choices=("bf16", "mxfp4")),
     "wrong": Option(0, "values that differ", 0, 99),
     "count": Option(10, "values compared", 0, 99),
+    "late": Option(0, "commands that come too early", 0, 1),
 }
 
 
@@ -66,6 +69,8 @@ def run_double(request):
         build_s=2.0,
         cycles_per_s=1004.0,
         sources={"cycles": "measured", "fraction_of_roofline": "derived"},
+        order_checked=5 * request.check_order,
+        order_faults=("VECTOR at beat 4 reads",) * request.settings["late"] * request.check_order,
     )
 
 
@@ -147,6 +152,15 @@ def test_sim_writes_its_json(jalapeno, tmp_path):
         "tiny",
         7,
     )
+
+
+def test_sim_checks_the_order_when_asked(jalapeno):
+    code, out, _ = jalapeno("sim", "double", "--set", "late=1")
+    assert code == 0 and "order" not in out
+    code, out, _ = jalapeno("sim", "double", "--check-order")
+    assert code == 0 and "order checked: 5 commands" in out
+    code, out, _ = jalapeno("sim", "double", "--set", "late=1", "--check-order")
+    assert code == 1 and "VECTOR at beat 4 reads" in out and "1 commands came too early" in out
 
 
 @pytest.mark.parametrize(

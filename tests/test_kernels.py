@@ -17,7 +17,12 @@ def simulate(kernel, config, stall="none", seed=0, model="gpt-oss", **settings):
     chosen = KERNELS[kernel]
     given = chosen.settings({name: str(value) for name, value in settings.items()}, model)
     print(kernel, config, model, stall, "seed", seed, given)
-    result = chosen.run(KernelRequest(preset(config), model, given, stall, seed))
+    # On small tiles the order of the commands is checked too.
+    checked = config == "tiny"
+    result = chosen.run(
+        KernelRequest(preset(config), model, given, stall, seed, check_order=checked)
+    )
+    assert not result.order_faults and (result.order_checked > 0) == checked, result.order_faults
     assert result.compared > 0 and result.mismatched == 0, result.differences
     assert result.passed
     assert 0 < result.fraction_of_roofline <= 1 and result.fraction_of_peak <= 1

@@ -73,6 +73,8 @@ def kernel_result(
         cycles_per_s=result.simulated / result.seconds,
         sources=SOURCES,
         differences=result.differences,
+        order_checked=result.order.commands if result.order else 0,
+        order_faults=tuple(map(str, result.order.findings)) if result.order else (),
     )
 
 

@@ -17,6 +17,9 @@ from sim.assembler import Program
 from sim.errors import InputError, ToolError
 from sim.harness import HOST_WORDS, build_system
 from sim.kernels.types import STALLS, KernelRequest
+from sim.order_check import OrderReport
+from sim.order_check import check as check_commands
+from sim.order_check.record import parse
 from sim.programs.memory import Buffer, TileMemory
 from sim.runner import RunResult, run
 from sim.verilator import Build
@@ -74,7 +77,9 @@ class TileRun:
 
 @dataclass(frozen=True)
 class SystemResult:
-    """All runs: cycles of each (the slowest tile's), counters summed per tile, values compared."""
+    """All runs: cycles of each (the slowest tile's), counters summed per tile, values compared, and
+    what the check of the commands' order says (None: not asked for).
+    """
 
     cycles: tuple[int, ...]
     counters: Mapping[str, Mapping[str, int]]
@@ -82,6 +87,7 @@ class SystemResult:
     mismatched: int
     differences: tuple[str, ...]
     read: tuple[Mapping[str, Stored], ...]
+    order: OrderReport | None
     seconds: float
     simulated: int
     build: Build
@@ -264,6 +270,8 @@ def simulate(
                 + "\n"
             )
             plusargs.append(f"+hbm{tile}=hbm{tile}.hex")
+    if request.check_order:
+        plusargs += [f"+trace{tile}=trace{tile}.txt" for tile in range(tiles)]
     build = build_system(config, waves=request.waves is not None)
     result = run(
         build,
@@ -278,13 +286,46 @@ def simulate(
             "stall": STALLS[request.stall] * 256 // 100,
             "stall_seed": (request.seed * 2654435761 + 1) & 0xFFFFFFFF,
             "err": list(err),
+            "trace": request.check_order,
         },
     )
-    return _collect(result, runs, build, allow)
+    order = check_order(config, memories, runs, result) if request.check_order else None
+    return _collect(result, runs, build, allow, order)
+
+
+def check_order(
+    config: ChipConfig,
+    memories: Sequence[TileMemory],
+    runs: Sequence[TileRun],
+    result: RunResult,
+) -> OrderReport:
+    """Checks the recorded commands; ToolError when there are none."""
+    picks = []
+    for each in runs:
+        picked = []
+        if each.pick is not None:
+            first, lines = span(each.pick.target)
+            picked.append((each.pick.tile, first * LINE_BYTES, lines * LINE_BYTES))
+        picks.append(picked)
+    report = check_commands(
+        config,
+        [parse(text.splitlines()) for text in result.report["trace"]],
+        [each.images for each in runs],
+        [len(memory.hbm_image) for memory in memories],
+        [[program is not None for program in each.programs] for each in runs],
+        picks,
+    )
+    if not report.commands:
+        raise ToolError("the check of the order must see commands, but recorded none")
+    return report
 
 
 def _collect(
-    result: RunResult, runs: Sequence[TileRun], build: Build, allow: Sequence[str]
+    result: RunResult,
+    runs: Sequence[TileRun],
+    build: Build,
+    allow: Sequence[str],
+    order: OrderReport | None,
 ) -> SystemResult:
     cycles, compared, mismatched, differences, read = [], 0, 0, [], []
     counters: dict[str, dict[str, int]] = {}
@@ -342,6 +383,7 @@ def _collect(
         mismatched,
         tuple(differences),
         tuple(read),
+        order,
         result.seconds,
         int(result.report["simulated"]),
         build,

@@ -67,7 +67,8 @@ class Option:
 class KernelRequest:
     """One run that is asked for; `settings` has a value for every option of the kernel.
 
-    `stall` is a key of `STALLS`; `waves` is the FST file to write, or None.
+    `stall` is a key of `STALLS`; `waves` is the FST file to write, or None; `check_order` has the
+    order of the commands checked (`sim.order_check`).
     """
 
     config: ChipConfig
@@ -76,6 +77,7 @@ class KernelRequest:
     stall: str = "none"
     seed: int = 0
     waves: Path | None = None
+    check_order: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class KernelResult:
     what it may be. `fraction_of_roofline` is the time that the `roofline` (its name) allows, over
     the time taken. `counters` are cycles by engine and activity. `sources` says for each figure
     whether it was measured, derived or assumed; `differences` name the first wrong value of each
-    buffer that differs. `extra` holds a kernel's own figures, `text` what a model has said
+    buffer that differs. `order_checked` counts the commands whose order was checked, `order_faults`
+    says which came too early. `extra` holds a kernel's own figures, `text` what a model has said
     or a note on the sizes.
     """
 
@@ -111,6 +114,8 @@ class KernelResult:
     differences: tuple[str, ...] = ()
     extra: Mapping[str, int | float] = field(default_factory=dict)
     text: str = ""
+    order_checked: int = 0
+    order_faults: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for figure, source in self.sources.items():
@@ -121,8 +126,15 @@ class KernelResult:
 
     @property
     def passed(self) -> bool:
-        """Something was compared, nothing differs, and the error is within its bound."""
-        return self.compared > 0 and self.mismatched == 0 and self.max_error <= self.max_error_bound
+        """Something was compared, nothing differs, no command came too early, and the error is
+        within its bound.
+        """
+        return (
+            self.compared > 0
+            and self.mismatched == 0
+            and not self.order_faults
+            and self.max_error <= self.max_error_bound
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
