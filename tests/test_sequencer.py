@@ -534,7 +534,7 @@ def test_illegal(name):
 @pytest.mark.parametrize("beat", [1, 2, 3])
 def test_illegal_bits_in_later_beats(beat):
     words = [[TOPK, 0, 0, 0], [0] * 4, [0] * 4, [0] * 4]
-    words[beat][3] = 1
+    words[beat][0] = 1 << 31  # no operand has this bit
     result = run(raw_program(*words), engines=FEW[2:3])
     assert result.status == isa.Status.ILLEGAL_COMMAND and result.pc == 1 and not result.log
 
