@@ -24,7 +24,7 @@ SMALL_HEADS = {"heads": 4, "head_dim": 8}
 
 def request(stall="none", seed=0, model="gpt-oss", **settings) -> KernelRequest:
     given = KERNELS["attention"].settings({k: str(v) for k, v in settings.items()})
-    return KernelRequest(TINY, model, given, stall, seed)
+    return KernelRequest(TINY, model, given, stall, seed, check_order=True)
 
 
 def attend(contexts, stall="none", seed=0, change=None, sinks=None, model="gpt-oss", **settings):
@@ -42,6 +42,7 @@ def attend(contexts, stall="none", seed=0, change=None, sinks=None, model="gpt-o
             change(i, sequence)
     result = execute(asked, sizes, made, sinks)
     assert result.compared > 0 and result.mismatched == 0, result.differences
+    assert result.order_checked and not result.order_faults, result.order_faults
     return result
 
 

@@ -29,7 +29,7 @@ def no_loss(monkeypatch):
 def request(config="tiny", stall="none", **settings):
     given = KERNELS["generate"].settings({name: str(value) for name, value in settings.items()})
     print(config, stall, given)
-    return KernelRequest(preset(config), "gpt-oss", given, stall)
+    return KernelRequest(preset(config), "gpt-oss", given, stall, check_order=config == "tiny")
 
 
 def golden_text(config, prompt, tokens):

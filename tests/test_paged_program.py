@@ -227,9 +227,10 @@ def run_sequences(stall):
     assert sorted(third.sequence.table) == sorted(gone)
     third.attend(checks)
     second.attend(checks)
-    request = KernelRequest(config, "gpt-oss", {}, stall=stall)
+    request = KernelRequest(config, "gpt-oss", {}, stall=stall, check_order=True)
     result = simulate(request, [memory], [TileRun([p.finish()], [memory], checks)])
     assert result.mismatched == 0 and result.compared > 0, result.differences
+    assert result.order is not None and not result.order.findings, result.order.findings[0]
     assert len(checks) == 10
 
 
