@@ -9,7 +9,7 @@ from hw.config import LINE_BYTES, TileConfig
 from hw.hbm_channel import HbmRead, line_write
 from hw.isa import STREAM, Activity, Status
 from hw.line_fifo import LineFifo
-from hw.ports import EngineControl
+from hw.ports import LINE_ADDRESS_BITS, EngineControl
 from hw.realigner import MOVE, RUN_LINES, Realigner
 
 COMMANDS = 4  # commands whose rows may be on their way
@@ -65,7 +65,7 @@ class WeightStream(wiring.Component):
         scaled = Signal(reset_less=True)
         lines = Signal(24 + row_shift)
         fetch = Signal(24 + row_shift + 1, reset_less=True)
-        end = Signal(24 + row_shift + 2)  # in lines
+        end = Signal(max(len(fetch), LINE_ADDRESS_BITS) + 1)  # in lines; any address may come
         pointer = Signal(ring_bits)  # ring line that the next command starts with
         pending = Signal(range(COMMANDS + 1))
         m.d.comb += [

@@ -230,6 +230,8 @@ def test_refused(config):
         (dict(hbm_addr=0, rows=0, scaled=0), illegal),
         (dict(hbm_addr=8, rows=1, scaled=0), illegal),
         (dict(hbm_addr=0, rows=0xFFFFFF, scaled=1), beyond),
+        (dict(hbm_addr=0xFFFFFFF0, rows=1, scaled=0), beyond),
+        (dict(hbm_addr=0xFFFFFFF0, rows=0xFFFFFF, scaled=1), beyond),
         (dict(hbm_addr=top - 16 * config.cols, rows=1, scaled=1), beyond),
         (dict(hbm_addr=top - 16 * config.cols, rows=1, scaled=0), Status.RUNNING),
     ]
