@@ -3,12 +3,16 @@
 fetched; faults of the HBM slice; distance to the roofline.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from golden.kernels.trace import Machine, Trace
 from hw.config import ChipConfig, preset
+from sim.errors import ToolError
 from sim.kernels import KERNELS
+from sim.kernels import moe as kernel
 from sim.kernels.moe import checks_of, make_job, place_job
 from sim.kernels.system import SystemResult, TileRun, simulate
 from sim.kernels.types import KernelRequest, KernelResult
@@ -138,3 +142,87 @@ def test_random_batches(seed):
         stall = ("none", "light", "heavy")[seed]
         requests.append(request_of(**settings, stall=stall, seed=10 * seed + i))
     check_jobs(requests)
+
+
+def chosen_places(request: KernelRequest) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """(first byte, first of the biases, end) of each expert, and the experts that are chosen."""
+    tile, job, trace = request.config.tile, make_job(request), Trace()
+    job.model(Machine(tile.rows, tile.lanes), trace)
+    _, image = place_job(TileMemory(tile), job, 64)
+    places = [
+        (start, start + image.bias_offset, start + image.size)
+        for start in (image.base + e * image.size for e in range(image.count))
+    ]
+    return places, sorted(set(trace.buffers["gate.ids"].codes.ravel().tolist()))
+
+
+def test_errors_of_the_hbm_slice_stop_the_tile():
+    """In the weights or the biases of a chosen expert; elsewhere they matter to nobody."""
+    request = request_of(**TINY)
+    places, chosen = chosen_places(request)
+    assert 0 < len(chosen) < len(places)
+    last, other = places[chosen[-1]], places[next(e for e in range(8) if e not in chosen)]
+    for err in ((last[0] + 32, last[0] + 48), (last[1], last[2])):
+        with pytest.raises(ToolError, match="HBM_ERROR"):
+            run_jobs([request], err=err)
+    result, _ = run_jobs([request], err=(other[0], other[2]))
+    assert result.compared > 0 and result.mismatched == 0, result.differences
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image, tile: {"base": tile.hbm_bytes - image.size},  # expert 0 would fit
+        lambda image, tile: {"count": 1},  # a chosen id is no expert
+    ],
+    ids=["address", "id"],
+)
+def test_experts_out_of_range_stop_the_tile(monkeypatch, change):
+    request = request_of(**TINY)
+    _, chosen = chosen_places(request)
+    assert max(chosen) > 0
+    place = kernel.place_experts
+
+    def elsewhere(memory, experts, *rest):
+        image = place(memory, experts, *rest)
+        return replace(image, **change(image, memory.config))
+
+    monkeypatch.setattr(kernel, "place_experts", elsewhere)
+    with pytest.raises(ToolError, match="ADDRESS_RANGE"):
+        run_jobs([request])
+
+
+@slow
+def test_one_token_at_the_hbm_roofline():
+    """GPT-OSS scaled to a tile, from the first command to the last result."""
+    result = moe(config="small", seed=0)
+    assert result.shape["hidden"] == 512 and result.shape["experts"] == 32
+    assert result.roofline.startswith("hbm") and result.fraction_of_roofline >= 0.996
+    assert "2880" in result.text
+
+
+@slow
+def test_one_expert_of_full_size_at_the_hbm_roofline():
+    sizes = {"hidden": 2880, "intermediate": 2880, "experts": 1, "top_k": 1}
+    result = moe(config="small", seed=0, **sizes)
+    assert result.roofline.startswith("hbm") and result.fraction_of_roofline >= 0.995
+
+
+@slow
+@pytest.mark.parametrize("model", ["deepseek-r1", "kimi-k2.5"])
+def test_one_token_of_the_other_models(model):
+    result = moe(model, "small", seed=0)
+    assert result.roofline.startswith("hbm") and result.fraction_of_roofline >= 0.98
+
+
+# tokens: the resource that binds, the least fraction of its time (docs/programming.md).
+SWEEP = {1: ("hbm", 0.98), 8: ("hbm", 0.97), 64: ("array", 0.90)}
+
+
+@slow
+@pytest.mark.parametrize("tokens", SWEEP)
+def test_tokens_of_an_expert(tokens):
+    name, least = SWEEP[tokens]
+    sizes = {"hidden": 512, "intermediate": 512, "experts": 1, "top_k": 1}
+    result = moe(config="small", seed=0, tokens=tokens, **sizes)
+    assert result.roofline.startswith(name) and result.fraction_of_roofline >= least

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from golden import fp32
 from golden.bounds import moe_bound
 from golden.formats import SPECS, Format, parse_format
+from golden.int4 import round_to_int4, values_of
 from golden.kernels.moe import Expert, Matrix, moe
 from golden.kernels.trace import Machine, Stored, Trace
-from golden.models import MODELS, GateSpec
+from golden.models import INT4_32, MODELS, GateSpec, WeightFormat
 from hw.config import TileConfig
 from sim.errors import InputError
 from sim.kernels.results import kernel_result, largest_error
@@ -105,9 +106,18 @@ def require_moe(
 
 
 def random_expert(
-    rng: np.random.Generator, model: str, hidden: int, size: int, fmt: Format, lanes: int
+    rng: np.random.Generator,
+    model: str,
+    hidden: int,
+    size: int,
+    fmt: Format,
+    lanes: int,
+    given: WeightFormat,
 ) -> Expert:
-    """Normal weights of variance 1 / fan-in, and biases where the model has them."""
+    """Normal weights of variance 1 / fan-in, and biases where the model has them.
+
+    Weights that the model gives in INT4 are rounded to that first and then converted to `fmt`.
+    """
 
     def weights(*shape: int) -> NDArray[np.float32]:
         return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
@@ -115,8 +125,10 @@ def random_expert(
     if MODELS[model].moe.activation == "clamped-swiglu":
         rows = weights(2 * size, hidden), weights(2 * size), weights(hidden, size), weights(hidden)
         return Expert.of(*rows, fmt, lanes)
-    parts = weights(size, hidden), weights(size, hidden), weights(hidden, size)
-    return Expert.gated(*parts, fmt, lanes)
+    gate, up, down = weights(size, hidden), weights(size, hidden), weights(hidden, size)
+    if given is INT4_32:
+        gate, up, down = (values_of(*round_to_int4(part)) for part in (gate, up, down))
+    return Expert.gated(gate, up, down, fmt, lanes)
 
 
 @dataclass(frozen=True)
@@ -186,12 +198,14 @@ def make_job(request: KernelRequest) -> Job:
     softmax = spec.scoring == "softmax"
     router = Matrix.of(router_weights, Format.BF16, bias if softmax else None)
     experts = [
-        random_expert(rng, model, hidden, size, weight_fmt, tile.lanes) for _ in range(count)
+        random_expert(rng, model, hidden, size, weight_fmt, tile.lanes, MODELS[model].routed_format)
+        for _ in range(count)
     ]
     shared = None
     if s["shared"] != "none":
         fmt = parse_format(str(s["shared"]))
-        shared = random_expert(rng, model, hidden, size, fmt, tile.lanes)
+        source = MODELS[model].shared_format
+        shared = random_expert(rng, model, hidden, size, fmt, tile.lanes, source)
         if shared.biased:
             raise InputError("shared", s["shared"], f"{model} has none", "give shared=none")
     choice = None if softmax else (0.1 * bias).astype(np.float32)

@@ -32,6 +32,7 @@ REGISTERS = (
     *("fetched", "used", "rows", "source", "target", "share", "sum"),
 )
 SEMAPHORES = ("gathered", "biases", "product", "opened", "hidden", "added", "spent")
+OUTSIDE = 0xFFFF_FFF0  # an address beyond every HBM slice
 NONE = (1 << 31) - 1  # what the search for an id finds when there is none; ids compare as signed
 
 
@@ -130,6 +131,17 @@ class Visits:
             p.wait(self.sem["spent"])
             p.wait(self.sem["spent"])
 
+    def check(self) -> None:
+        """Stops the tile with ADDRESS_RANGE if `following` is no expert.
+
+        TOPK gives no such id; should one come all the same, what lies there must not be computed.
+        """
+        p, reg, good = self.program, self.reg, self.label()
+        p.li(reg["where"], self.image.count)
+        p.blt(reg["following"], reg["where"], good)
+        p.stream(hbm_addr=OUTSIDE, rows=1)
+        p.label(good)
+
     def search(self) -> None:
         """following = the least id that is chosen and not below `least`, or NONE."""
         p, reg = self.program, self.reg
@@ -180,6 +192,7 @@ class Visits:
         """Starts the streams and the fetch of the biases of the expert `following`."""
         p, reg, image = self.program, self.reg, self.image
         where = reg["where"]
+        self.check()
         p.mul(where, reg["following"], imm=image.size)
         p.add(where, where, imm=image.base)
         for weights, offset in ((image.gate_up, 0), (image.down, image.down_offset)):
