@@ -205,6 +205,7 @@ class TileModel:
 
     def _kvappend(self, o):
         dim, slot, cols = o["head_dim"], o["slot"], self.config.cols
+        assert o["format"] == Format.BF16
         lines = self.kv.view("<u2")
         for use, source, base, place in (
             ("keys", "k_addr", "k_base", key_place),
@@ -212,6 +213,8 @@ class TileModel:
         ):
             if o[use]:
                 row, bank, element = place(slot, np.arange(dim), dim, cols)
+                if use == "values" and slot % 8 == 0 and not o["wrapped"]:
+                    lines[row + o[base], bank] = 0
                 codes = self._codes(o[source], 1, 0, dim, Format.BF16)[0]
                 lines[row + o[base], bank, element] = codes
 

@@ -204,7 +204,8 @@ class RandomPrograms:
         if key is None or value is None:
             return False
         row, other = (b.row(int(self.rng.integers(b.rows))) for b in (key, value))
-        self.region.append(p, row, other, int(self.rng.integers(RING)))
+        # On the second lap the rest of a line of values stays.
+        self.region.append(p, row, other, int(self.rng.integers(2 * RING)))
         return True
 
     def vector(self, p):

@@ -6,7 +6,7 @@ with the order of their commands checked.
 import numpy as np
 import pytest
 
-from golden.formats import Format
+from golden.formats import SCALE_ONE, Format
 from golden.kernels.trace import Stored
 from hw.config import preset
 from sim.kernels.system import Check, KvCheck, TileRun, simulate
@@ -26,7 +26,7 @@ def run(seed, stall, programs, commands):
     image = np.frombuffer(bytes(made.memory.hbm_image), np.uint8)
     model.hbm[: len(image)] = image
     whole = Buffer("sram", 0, 1, made.bytes // 4, Format.FP32, made.bytes)
-    runs = []
+    runs, ones = [], np.full((made.kv_rows, TINY.tile.cols), SCALE_ONE, np.uint8)
     for _ in range(programs):
         program, images = made.program(commands)
         model.host(images)
@@ -38,7 +38,7 @@ def run(seed, stall, programs, commands):
                 [program],
                 [images],
                 [Check(whole, Stored(sram, Format.FP32))],
-                [KvCheck("kv", 0, kv, np.ones(kv.shape, bool))],
+                [KvCheck("kv", 0, kv, np.ones(kv.shape, bool), ones)],
             )
         )
     assert not model.stream

@@ -141,7 +141,7 @@ def _stream(config: TileConfig, o: Operands) -> Footprint:
 
 def _kvappend(config: TileConfig, o: Operands) -> Footprint:
     out, cols, slot, dim = Footprint(), config.cols, o["slot"], o["head_dim"]
-    size = SPECS[Format(o.get("format", Format.BF16))].storage_bits // 8  # of an element
+    size = SPECS[Format(o["format"])].storage_bits // 8  # of an element
     per_line = LINE_BYTES // size
     pieces = dim // per_line
     if o["keys"]:
@@ -152,8 +152,13 @@ def _kvappend(config: TileConfig, o: Operands) -> Footprint:
         out.reads.append((SRAM, _rows(o["v_addr"], 1, 0, size * dim)))
         d = np.arange(dim)
         row = o["v_base"] + slot // per_line * -(-dim // cols) + d // cols
-        first = (row * cols + d % cols) * LINE_BYTES + slot % per_line * size
-        out.writes.append((KV, (first[:, None] + np.arange(size)).ravel()))
+        whole = _lines(row * cols + d % cols)
+        if slot % per_line == 0 and not o["wrapped"]:
+            out.writes.append((KV, whole))  # with zeros for the tokens to come
+        else:
+            out.reads.append((KV, whole))  # the line as it was, of which an element changes
+            first = (row * cols + d % cols) * LINE_BYTES + slot % per_line * size
+            out.writes.append((KV, (first[:, None] + np.arange(size)).ravel()))
     return out
 
 
