@@ -156,26 +156,39 @@ def chosen_places(request: KernelRequest) -> tuple[list[tuple[int, int, int]], l
     return places, sorted(set(trace.buffers["gate.ids"].codes.ravel().tolist()))
 
 
-def test_errors_of_the_hbm_slice_stop_the_tile():
-    """In the weights or the biases of a chosen expert; elsewhere they matter to nobody."""
+@pytest.mark.parametrize(
+    "where", ["weights", pytest.param("biases", marks=slow), pytest.param("elsewhere", marks=slow)]
+)
+def test_errors_of_the_hbm_slice(where):
+    """In the weights or the biases of a chosen expert they stop the tile; elsewhere they matter to
+    nobody.
+    """
     request = request_of(**TINY)
     places, chosen = chosen_places(request)
     assert 0 < len(chosen) < len(places)
-    last, other = places[chosen[-1]], places[next(e for e in range(8) if e not in chosen)]
-    for err in ((last[0] + 32, last[0] + 48), (last[1], last[2])):
-        with pytest.raises(ToolError, match="HBM_ERROR"):
-            run_jobs([request], err=err)
-    result, _ = run_jobs([request], err=(other[0], other[2]))
-    assert result.compared > 0 and result.mismatched == 0, result.differences
+    start, biases, end = places[chosen[-1]]
+    if where == "elsewhere":
+        start, _, end = places[next(e for e in range(len(places)) if e not in chosen)]
+        result, _ = run_jobs([request], err=(start, end))
+        assert result.compared > 0 and result.mismatched == 0, result.differences
+        return
+    with pytest.raises(ToolError, match="HBM_ERROR"):
+        run_jobs([request], err=(start + 32, start + 48) if where == "weights" else (biases, end))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda image, tile: {"base": tile.hbm_bytes - image.size},  # expert 0 would fit
-        lambda image, tile: {"count": 1},  # a chosen id is no expert
+        pytest.param(
+            lambda image, tile: {"base": tile.hbm_bytes - image.size},  # expert 0 would fit
+            id="address",
+        ),
+        pytest.param(
+            lambda image, tile: {"count": 1},  # a chosen id is no expert
+            id="id",
+            marks=slow,
+        ),
     ],
-    ids=["address", "id"],
 )
 def test_experts_out_of_range_stop_the_tile(monkeypatch, change):
     request = request_of(**TINY)
