@@ -30,7 +30,7 @@ class TileConfig:
     rows: int = 8
     cols: int = 16
     acc_rows: int = 256
-    result_depth: int = 64
+    result_depth: int = 128
     sram_bytes: int = 512 * 1024
     sram_banks: int = 64
     kv_bytes: int = 2 * 1024 * 1024
