@@ -323,4 +323,4 @@ class Visits:
 
     def mark(self, wait: Semaphores, post: Semaphores) -> None:
         """A vector command that only takes or posts, after and before others of a varying count."""
-        self.issuer.at(wait, post).vector(self.scratch, self.scratch)
+        self.issuer.at(wait, post).vector(columns(self.x.row(0), 0, 1), self.scratch)
