@@ -23,7 +23,7 @@ SMALL_HEADS = {"heads": 4, "head_dim": 8}
 
 
 def request(stall="none", seed=0, model="gpt-oss", **settings) -> KernelRequest:
-    given = KERNELS["attention"].settings({k: str(v) for k, v in settings.items()})
+    given = KERNELS["attention"].settings({k: str(v) for k, v in settings.items()}, model)
     return KernelRequest(TINY, model, given, stall, seed, check_order=True)
 
 

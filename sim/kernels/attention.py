@@ -67,6 +67,29 @@ OPTIONS = {
 }
 
 
+def widths(model: str) -> tuple[int, int]:
+    """Elements of a key and of a value in the model's attention."""
+    attention = MODELS[model].attention
+    if isinstance(attention, Mla):
+        return attention.kv_lora + attention.rope, attention.kv_lora
+    return attention.head_dim, attention.head_dim
+
+
+def fill(model: str, given: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The settings with the model's sizes in place of zeros."""
+    s = dict(given)
+    attention = MODELS[model].attention
+    latent = isinstance(attention, Mla)
+    key, value = widths(model)
+    if not s["heads"]:
+        group = 16 if isinstance(attention, Mla) else attention.heads // attention.kv_heads
+        s["heads"] = group * int(s["kv_heads"])
+    s["head_dim"] = s["head_dim"] or key
+    s["value_dim"] = s["value_dim"] or (value if s["head_dim"] == key else s["head_dim"])
+    s["chunk"] = s["chunk"] or (SHORT_CHUNK if latent or int(s["queries"]) > 1 else CHUNK)
+    return s
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Settings with the model's sizes filled in. `latent`: values are the first of the key."""
@@ -92,27 +115,21 @@ class Sizes:
         s = request.settings
         model = MODELS[request.model].attention
         latent = isinstance(model, Mla)
-        if isinstance(model, Mla):
-            dims, heads = (model.kv_lora + model.rope, model.kv_lora), 16
-        else:
-            dims, heads = (model.head_dim, model.head_dim), model.heads // model.kv_heads
-        dim = int(s["head_dim"]) or dims[0]
-        value = int(s["value_dim"]) or (dims[1] if dim == dims[0] else dim)
-        scale = model.scale if dim == dims[0] else dim**-0.5
+        dim = int(s["head_dim"])
         return cls(
-            int(s["heads"]) or heads * int(s["kv_heads"]),
+            int(s["heads"]),
             int(s["kv_heads"]),
             dim,
-            value,
+            int(s["value_dim"]),
             int(s["context"]),
             int(s["window"]) or None,
             int(s["queries"]),
             int(s["sequences"]),
             str(s["place"]),
             int(s["block"]),
-            int(s["chunk"]) or (SHORT_CHUNK if latent or int(s["queries"]) > 1 else CHUNK),
+            int(s["chunk"]),
             not latent,
-            scale,
+            model.scale if dim == widths(request.model)[0] else dim**-0.5,
             latent,
             KV_FORMATS[str(s["kv"])],
         )
@@ -120,17 +137,6 @@ class Sizes:
     def unit(self, cols: int) -> int:
         """Slots at whose multiples rings end and chunks start."""
         return max(line_elements(self.kv), cols, self.block)
-
-    def settings(self, given: Mapping[str, Setting]) -> dict[str, Setting]:
-        """What was run, as the result reports it."""
-        sizes: dict[str, Setting] = {
-            "heads": self.heads,
-            "head_dim": self.head_dim,
-            "value_dim": self.value_dim,
-            "place": self.place,
-            "chunk": self.chunk,
-        }
-        return dict(given) | sizes
 
 
 def check_heads(
@@ -441,7 +447,7 @@ def execute(
         ]
     error, limit = max(errors, key=lambda pair: pair[0] / max(pair[1], 1e-300))
     result = simulate(request, [memory], [TileRun([p.finish()], [memory], checks, held)])
-    shape = sizes.settings(request.settings)
+    shape = dict(request.settings) | {"place": sizes.place}
     return kernel_result("attention", request, shape, result, [p.work], error, limit)
 
 
@@ -458,5 +464,5 @@ def run(request: KernelRequest) -> KernelResult:
 
 
 KERNEL = Kernel(
-    "attention", "attention on a KV cache, decode or prefill", OPTIONS, run, MODEL_NAMES
+    "attention", "attention on a KV cache, decode or prefill", OPTIONS, run, MODEL_NAMES, fill
 )
