@@ -46,7 +46,7 @@ def attend(contexts, stall="none", seed=0, change=None, sinks=None, model="gpt-o
     return result
 
 
-@pytest.mark.parametrize("stall", ["none", "heavy"])
+@pytest.mark.parametrize("stall", [pytest.param("none", marks=pytest.mark.slow), "heavy"])
 def test_contexts_around_edges(stall):
     """One token; one less than, at, and one beyond the columns, a line, a K tile, a chunk."""
     edges = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33]
@@ -72,7 +72,9 @@ def test_prefill_of_more_queries_than_a_block():
     attend([100], seed=6, queries=70, heads=1, head_dim=8, chunk=32)
 
 
-@pytest.mark.parametrize("model", ["deepseek-r1", "kimi-k2.5"])
+@pytest.mark.parametrize(
+    "model", ["deepseek-r1", pytest.param("kimi-k2.5", marks=pytest.mark.slow)]
+)
 def test_latent_attention(model):
     sizes = {"heads": 3, "head_dim": 24, "value_dim": 16}
     attend([1, 8, 17, 70], seed=7, model=model, **sizes)
@@ -137,6 +139,7 @@ def test_large_logits_and_dominant_sinks(monkeypatch):
     attend([40, 40, 40, 40], seed=12, change=grow, sinks=sinks, **SMALL_HEADS)
 
 
+@pytest.mark.slow
 def test_a_cache_of_one_direction():
     """All keys equal: a flat softmax; all zero: scores of zero."""
 

@@ -92,7 +92,7 @@ def apply_dma(world, hbm, sram, kv, command):
 
 @cases(
     "name, stall",
-    amaranth=[(name, stall) for name in ("16", "2x128") for stall in STALLS],
+    amaranth=[("16", stall) for stall in STALLS],
     verilator=[
         pytest.param(name, stall, marks=[] if name in ("16", "2x128") else [pytest.mark.slow])
         for name in CONFIGS

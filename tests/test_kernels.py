@@ -91,7 +91,7 @@ def test_gates_of_other_sizes(settings):
     simulate("gate", "tiny", "light", seed=9, **settings)
 
 
-@pytest.mark.parametrize("stall", ["none", LIGHT, "heavy"])
+@pytest.mark.parametrize("stall", [NONE, LIGHT, "heavy"])
 def test_layer(stall):
     result = simulate("layer", "tiny", stall)
     assert result.compared > 20_000
@@ -118,10 +118,10 @@ def test_layer_of_other_sizes():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"split": "none"},
-        {"split": "n"},
+        pytest.param({"split": "none"}, marks=pytest.mark.slow),
+        pytest.param({"split": "n"}, marks=pytest.mark.slow),
         {"split": "n", "out": "fp32", "n": 29},
-        {"split": "k"},
+        pytest.param({"split": "k"}, marks=pytest.mark.slow),
         {"split": "k", "weights": "hbm", "act": "bf16", "weight": "bf16"},
     ],
     ids=lambda s: "-".join(s.values()) if all(isinstance(v, str) for v in s.values()) else "odd",

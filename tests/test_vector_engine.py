@@ -144,7 +144,7 @@ def test_rate_and_latency():
         last = done
 
 
-@BOTH
+@VERILOG_FIRST
 def test_activity_tells_every_cycle():
     command = matrix_command(4, 64)
     engine = VectorEngine(TINY)

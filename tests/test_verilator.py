@@ -195,6 +195,7 @@ def test_seed_out_of_range(build, seed):
         runner.run(build, BENCH, seed=seed)
 
 
+@pytest.mark.slow
 def test_waves_are_written_by_a_build_with_waves(build, tmp_path):
     with pytest.raises(ValueError, match="build must be one with waves"):
         runner.run(build, BENCH, waves=tmp_path / "x.fst")
