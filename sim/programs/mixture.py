@@ -68,6 +68,8 @@ def shared_expert(p: TileProgram, image: ExpertImage, x: Buffer, out: Buffer) ->
         both = boths[i % len(boths)]
         take(p, x, image.gate_up, both, None, 2 * padded)
         part = columns(gated, 0, count)
-        open_gate(p, image, columns(both, 0, count), part)
-        close_gate(p, image, columns(both, padded, count), part, columns(hidden, first, count))
+        open_gate(p, image.activation, columns(both, 0, count), part)
+        close_gate(
+            p, image.activation, columns(both, padded, count), part, columns(hidden, first, count)
+        )
     take(p, hidden, image.down, out, None)

@@ -136,8 +136,8 @@ def expert(
     gated = memory.buffer(f"{name}.gated", x.rows, size)
     hidden = memory.buffer(f"{name}.hidden", x.rows, size, x.fmt, weight=image.down.fmt)
     gate_part, up_part = columns(both, 0, size), columns(both, half, size)
-    open_gate(p, image, gate_part, gated)
-    close_gate(p, image, up_part, gated, hidden)
+    open_gate(p, image.activation, gate_part, gated)
+    close_gate(p, image.activation, up_part, gated, hidden)
     result = memory.buffer(f"{name}.down", x.rows, image.down.n)
     take(p, hidden, image.down, result, biases.at(0, 2 * half))
     return result
@@ -153,9 +153,9 @@ def fetch_biases(p: TileProgram, image: ExpertImage, where: Address, local: Addr
     p.command("dma", hbm_addr=where, local_addr=local, lines=-(-image.bias_words // 4), rows=1)
 
 
-def open_gate(p: TileProgram, image: ExpertImage, gate_part: Buffer, gated: Buffer) -> None:
+def open_gate(p: TileProgram, activation: str, gate_part: Buffer, gated: Buffer) -> None:
     """gated = g sigmoid(g), or that of the clamped SwiGLU."""
-    if image.activation == "clamped-swiglu":
+    if activation == "clamped-swiglu":
         p.vector(
             gate_part,
             gated,
@@ -172,10 +172,10 @@ def open_gate(p: TileProgram, image: ExpertImage, gate_part: Buffer, gated: Buff
 
 
 def close_gate(
-    p: TileProgram, image: ExpertImage, up_part: Buffer, gated: Buffer, hidden: Buffer
+    p: TileProgram, activation: str, up_part: Buffer, gated: Buffer, hidden: Buffer
 ) -> None:
     """hidden = gated * up, or gated * (clamped up + 1)."""
-    if image.activation == "clamped-swiglu":
+    if activation == "clamped-swiglu":
         p.vector(
             up_part,
             hidden,

@@ -12,13 +12,16 @@ import numpy as np
 
 from golden.formats import Format
 from golden.fp32 import bits
-from golden.kernels.moe import ALPHA, LIMIT, Expert
+from golden.kernels.moe import Expert
 from golden.kernels.trace import Stored
 from hw.isa import Init
 from sim.assembler import Reg
 from sim.programs.access import Within
 from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, TileMemory, Weights
+from sim.programs.moe import close_gate, columns, open_gate
+
+ACTIVATION = "clamped-swiglu"  # of GPT-OSS, whose layers use this
 
 
 @dataclass(frozen=True)
@@ -79,33 +82,10 @@ def experts(
         down_rows.append((row, biases[1]))
     hiddens = []
     for i, both in enumerate(opened):
-        gates = Buffer(both.name, both.address, x.rows, size, both.fmt, both.stride)
-        ups = Buffer(both.name, both.at(0, half), x.rows, size, both.fmt, both.stride)
         gated = memory.buffer(f"e{i}.gated", x.rows, size)
-        p.vector(
-            gates,
-            gated,
-            b=ALPHA,
-            clamp=LIMIT,
-            clamp_hi=True,
-            mul=True,
-            function="sigmoid",
-            mul2=True,
-            s4="x",
-        )
+        open_gate(p, ACTIVATION, columns(both, 0, size), gated)
         hidden = memory.buffer(f"e{i}.hidden", x.rows, size, x.fmt, weight=image.down.fmt)
-        p.vector(
-            ups,
-            hidden,
-            b=1.0,
-            d=gated,
-            clamp=LIMIT,
-            clamp_hi=True,
-            clamp_lo=True,
-            op1="add",
-            mul=True,
-            s2="d",
-        )
+        close_gate(p, ACTIVATION, columns(both, half, size), gated, hidden)
         hiddens.append(hidden)
     results = []
     for i, (hidden, (row, bias)) in enumerate(zip(hiddens, down_rows, strict=True)):

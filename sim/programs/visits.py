@@ -238,13 +238,13 @@ class Visits:
             first, padded, count = blocks[i - 1]
             both = space.both[(i - 1) % len(space.both)]
             gated = columns(space.gated, 0, count)
-            open_gate(at(sem["product"], **rows), image, columns(both, 0, count), gated)
+            open_gate(at(sem["product"], **rows), image.activation, columns(both, 0, count), gated)
             posts = [sem["opened"]] if i + 1 < len(blocks) else []
             if i == len(blocks):
                 posts = [sem["hidden"]]
             close_gate(
                 at((), posts, **rows),
-                image,
+                image.activation,
                 columns(both, padded, count),
                 gated,
                 columns(space.hidden, first, count),
