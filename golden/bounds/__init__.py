@@ -10,6 +10,14 @@ functions raise ValueError where there is no finite bound.
 from golden.bounds.attention import attention_bound, prefill_bound
 from golden.bounds.layer import layer_bound
 from golden.bounds.mla import mla_bound
+from golden.bounds.mla_layer import mla_layer_bound
 from golden.bounds.moe import moe_bound
 
-__all__ = ["attention_bound", "layer_bound", "mla_bound", "moe_bound", "prefill_bound"]
+__all__ = [
+    "attention_bound",
+    "layer_bound",
+    "mla_bound",
+    "mla_layer_bound",
+    "moe_bound",
+    "prefill_bound",
+]

@@ -33,21 +33,34 @@ def mla_bound(
         raise ValueError(f"first must be 0 to {len(xs) - 1}, not {first!r}")
     tokens: list[Affine] = []
     reference, bound = [], []
-    cosines, sines = (np.asarray(rows, np.float64) for rows in rope_rows(cos, sin))
-    for x, cosine, sine in zip(np.asarray(xs, np.float64), cosines, sines, strict=True):
+    tables = zip(*rope_rows(cos, sin), strict=True)
+    for x, table in zip(np.asarray(xs, np.float64), tables, strict=True):
         noise = Noise()
         given = stored(Affine.exact(x), noise)
-        kv_a = times(weights.kv_a, given)
-        latent = norm(kv_a[: shape.kv_lora], weights.kv_a_norm, shape.eps)
-        rope = rotate(kv_a[shape.kv_lora :], cosine, sine, interleaved=True)
-        tokens.append(held(stack([latent, rope]), cache.keys.fmt, cache.keys.scales, noise))
+        tokens.append(key_form(shape, weights, cache, given, *table, noise))
         if len(tokens) <= first:
             continue
-        out = attend(shape, weights, cache, given, tokens, cosine, sine, noise)
+        out = attend(shape, weights, cache, given, tokens, *table, noise)
         projected = times(weights.output, out)
         reference.append(projected.value)
         bound.append(projected.bound)
     return np.stack(reference), np.stack(bound)
+
+
+def key_form(
+    shape: MlaShape,
+    weights: MlaMatrices,
+    cache: MlaCache,
+    x: Affine,
+    cosine: NDArray,
+    sine: NDArray,
+    noise: Noise,
+) -> Affine:
+    """What the cache holds [kv_lora + rope] of stored activations x [hidden]."""
+    kv_a = times(weights.kv_a, x)
+    latent = norm(kv_a[: shape.kv_lora], weights.kv_a_norm, shape.eps)
+    rope = rotate(kv_a[shape.kv_lora :], np.float64(cosine), np.float64(sine), interleaved=True)
+    return held(stack([latent, rope]), cache.keys.fmt, cache.keys.scales, noise)
 
 
 def attend(
@@ -56,15 +69,15 @@ def attend(
     cache: MlaCache,
     x: Affine,
     tokens: list[Affine],
-    cosine: Array,
-    sine: Array,
+    cosine: NDArray,
+    sine: NDArray,
     noise: Noise,
 ) -> Affine:
     """Attention's stored output [heads * v] of stored activations x on cached `tokens`."""
     compressed = stored(norm(times(weights.q_a, x), weights.q_a_norm, shape.eps), noise)
     nope = stored(times(weights.q_nope, compressed), noise).reshape(shape.heads, shape.nope)
     rope = times(weights.q_rope, compressed).reshape(shape.heads, shape.rope)
-    rotated = rotate(rope, cosine, sine, interleaved=True)
+    rotated = rotate(rope, np.float64(cosine), np.float64(sine), interleaved=True)
     latents = [token[: shape.kv_lora] for token in tokens]
     kept = CachedTokens(tokens, latents, noise, cache.keys.fmt)
     outputs = []

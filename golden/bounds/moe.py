@@ -153,6 +153,33 @@ def weighted_experts(
     return total
 
 
+def mixture_form(
+    token: Affine,
+    router: Matrix,
+    experts: list[Expert],
+    spec: GateSpec,
+    ids: NDArray[np.int64],
+    act: Format,
+    bias: Float32 | None,
+    shared: Expert | None,
+    base: Affine | None,
+    noise: Noise,
+) -> Affine:
+    """The mixture [hidden] of one normed token, onto the residual stream `base` if there is one.
+
+    The other arguments are those of `moe_bound`; `ids` [top_k].
+    """
+    rounded = stored(token, noise)
+    given = rounded if act is Format.BF16 else stored(token, noise, act)
+    shares = gate_shares(times(router, rounded), ids, spec, bias)
+    order = np.argsort(ids)  # the kernel's
+    total = Affine.exact(np.zeros(len(token.value))) if base is None else base
+    if shared is not None:
+        result = expert_form(given, act, shared)
+        total = result if base is None else (base + result).rounded()
+    return weighted_experts(total, given, act, experts, ids[order], shares[order])
+
+
 def moe_bound(
     x: Float32,
     router: Matrix,
@@ -173,16 +200,8 @@ def moe_bound(
         raise ValueError(f"ids must be {(len(x), spec.top_k)}, not {np.shape(ids)}")
     reference, bound = [], []
     for row, chosen in zip(np.asarray(x, np.float64), np.asarray(ids), strict=True):
-        noise = Noise()
-        token = Affine.exact(row)
-        rounded = stored(token, noise)
-        given = rounded if act is Format.BF16 else stored(token, noise, act)
-        shares = gate_shares(times(router, rounded), chosen, spec, bias)
-        order = np.argsort(chosen)  # the kernel's
-        total = Affine.exact(np.zeros(len(row)))
-        if shared is not None:
-            total = expert_form(given, act, shared)
-        out = weighted_experts(total, given, act, experts, chosen[order], shares[order])
+        given = Affine.exact(row), router, experts, spec, chosen, act, bias, shared
+        out = mixture_form(*given, None, Noise())
         reference.append(out.value)
         bound.append(out.bound)
     return np.stack(reference), np.stack(bound)

@@ -2,8 +2,8 @@
 """Bit-exact model of the mixture-of-experts kernel of all three models: router, gate, the chosen
 experts' gated MLPs, a shared expert if there is one, weighted sum.
 
-A token's experts are added in ascending order of their ids, onto the shared expert's output or
-zeros. So a batch visits each expert once, and a token's result is the same in any batch.
+A token's experts are added in ascending order of their ids, onto the shared expert's output, the
+residual stream, both, or zeros. So a batch visits each expert once, and a token's result is the same in any batch.
 """
 
 from dataclasses import dataclass
@@ -161,20 +161,22 @@ def moe(
     act: Format = Format.BF16,
     bias: Float32 | None = None,
     shared: Expert | None = None,
+    base: Float32 | None = None,
 ) -> Float32:
     """The experts' weighted sum [tokens, hidden] of normed activations x [tokens, hidden], FP32.
 
     `bias` [experts] is that of the choice, see `gates`; `shared` is an expert that every token
-    takes with share 1.
+    takes with share 1. `base` [tokens, hidden] is a residual stream that all of it is added to.
     """
     lanes = machine.lanes
     rounded = trace.keep("x_bf16", x, Format.BF16)
     given = rounded if act is Format.BF16 else trace.keep("x_act", x, act)
     logits = trace.keep("logits", router.times(machine, rounded)).values
     chosen, weights = gates(machine, trace, "gate", logits, spec, bias)
-    out = np.zeros(np.shape(x), np.float32)
+    out = np.zeros(np.shape(x), np.float32) if base is None else np.array(base, np.float32)
     if shared is not None:
-        out = expert(machine, trace, "shared", given, shared).copy()
+        result = expert(machine, trace, "shared", given, shared)
+        out = result.copy() if base is None else vector(out, result, lanes=lanes, op1="add")[0]
     for e in np.unique(chosen):
         tokens, places = np.nonzero(chosen == e)
         scales = None if given.scales is None else given.scales[tokens]
