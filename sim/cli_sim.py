@@ -31,7 +31,13 @@ def _options(kernel: Kernel) -> str:
             else (f"{option.least}..{option.most}" if isinstance(option.default, int) else "WORD")
         )
         parts.append(f"{name}={allowed} ({option.doc}; {option.default})")
-    return f"{kernel.name}: {kernel.doc} " + ", ".join(parts)
+    models = (
+        ""
+        if len(kernel.all_models) == len(MODELS) == len(kernel.models)
+        else (f" --model {'|'.join(kernel.models)}")
+    )
+    text = f"{kernel.name}{models}: {kernel.doc} " + ", ".join(parts)
+    return text if kernel.variant is None else f"{text}\n\n{_options(kernel.variant)}"
 
 
 def settings(kernel: Kernel, items: list[str], model: str = MODELS[0]) -> dict[str, int | str]:
@@ -116,13 +122,14 @@ def sim(
     check_writable(waves, "--waves")
     check_writable(json_)
     model = chosen.models[0] if model is None else model
-    if choice("--model", model, MODELS) not in chosen.models:
+    if choice("--model", model, MODELS) not in chosen.all_models:
         raise InputError(
             "--model",
             model,
-            f"kernel {kernel} computes that of {', '.join(chosen.models)} only",
+            f"kernel {kernel} computes that of {', '.join(chosen.all_models)} only",
             f"give --model {chosen.models[0]}",
         )
+    chosen = chosen.of(model)
     request = KernelRequest(
         chip(config),
         model,

@@ -32,7 +32,7 @@ class Record:
     cycles: int | None = None
 
     def run(self) -> KernelResult:
-        kernel = KERNELS[self.kernel]
+        kernel = KERNELS[self.kernel].of(self.model)
         given = {name: str(value) for name, value in self.settings.items()}
         settings = kernel.settings(given, self.model)
         return kernel.run(KernelRequest(preset(self.config), self.model, settings, seed=self.seed))

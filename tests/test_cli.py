@@ -180,7 +180,10 @@ def test_sim_fails(jalapeno, settings, word):
             ["sim", "double", "--config", "huge"],
             "--config is huge, but it must be one of tiny, small",
         ),
-        (["sim", "layer", "--model", "deepseek-r1"], "kernel layer computes that of gpt-oss only"),
+        (
+            ["sim", "generate", "--model", "kimi-k2.5"],
+            "kernel generate computes that of gpt-oss only",
+        ),
         (["sim", "double", "--model", "llama"], "--model is llama, but it must be one of gpt-oss"),
         (
             ["sim", "double", "--stall", "some"],

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from golden.bounds import mla_layer_bound
+from golden.bounds import middle_bound, mla_layer_bound, mlp_bound
 from golden.formats import Format
 from golden.kernels.mla import MlaCache, MlaShape
 from golden.kernels.mla_layer import MlaLayerShape, MlaLayerWeights, mla_layer
@@ -189,6 +189,21 @@ def test_tokens_that_are_only_attended_to() -> None:
         mla_layer_bound(shape, weights, cache, xs, cos, sin)
     with pytest.raises(ValueError, match="gate must be given"):
         run(SMALL, replace(shape, gate=None), weights, xs, cos, sin, [12])
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_halves_of_the_layer(dense: bool) -> None:
+    """Each is within a bound of its own; that of the second starts from the kernel's stream."""
+    shape, weights, xs, cos, sin, _ = case(TINY.lanes, MXFP4, dense, Format.MXFP8_E4M3)
+    trace, cache = Trace(), MlaCache.empty(shape.attention)
+    out = mla_layer(TINY, trace, shape, weights, cache, xs, cos, sin)
+    middle = trace.buffers["middle"].values
+    ids = None if dense else trace.buffers["gate.ids"].codes.astype(np.int64)
+    empty = MlaCache.empty(shape.attention)
+    within(middle, *middle_bound(shape, weights, empty, xs, cos, sin), 0.15)
+    within(out, *mlp_bound(shape, weights, middle, ids), 0.8)
+    with pytest.raises(ValueError, match="ids must be of 12 tokens, not 2"):
+        mlp_bound(shape, weights, middle, np.zeros((2, 4), np.int64))
 
 
 def test_faults_are_out_of_bounds() -> None:

@@ -10,14 +10,16 @@ functions raise ValueError where there is no finite bound.
 from golden.bounds.attention import attention_bound, prefill_bound
 from golden.bounds.layer import layer_bound
 from golden.bounds.mla import mla_bound
-from golden.bounds.mla_layer import mla_layer_bound
+from golden.bounds.mla_layer import middle_bound, mla_layer_bound, mlp_bound
 from golden.bounds.moe import moe_bound
 
 __all__ = [
     "attention_bound",
     "layer_bound",
+    "middle_bound",
     "mla_bound",
     "mla_layer_bound",
+    "mlp_bound",
     "moe_bound",
     "prefill_bound",
 ]

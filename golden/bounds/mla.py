@@ -59,7 +59,12 @@ def key_form(
     """What the cache holds [kv_lora + rope] of stored activations x [hidden]."""
     kv_a = times(weights.kv_a, x)
     latent = norm(kv_a[: shape.kv_lora], weights.kv_a_norm, shape.eps)
-    rope = rotate(kv_a[shape.kv_lora :], np.float64(cosine), np.float64(sine), interleaved=True)
+    rope = rotate(
+        kv_a[shape.kv_lora :],
+        np.asarray(cosine, np.float64),
+        np.asarray(sine, np.float64),
+        interleaved=True,
+    )
     return held(stack([latent, rope]), cache.keys.fmt, cache.keys.scales, noise)
 
 
@@ -77,7 +82,9 @@ def attend(
     compressed = stored(norm(times(weights.q_a, x), weights.q_a_norm, shape.eps), noise)
     nope = stored(times(weights.q_nope, compressed), noise).reshape(shape.heads, shape.nope)
     rope = times(weights.q_rope, compressed).reshape(shape.heads, shape.rope)
-    rotated = rotate(rope, np.float64(cosine), np.float64(sine), interleaved=True)
+    rotated = rotate(
+        rope, np.asarray(cosine, np.float64), np.asarray(sine, np.float64), interleaved=True
+    )
     latents = [token[: shape.kv_lora] for token in tokens]
     kept = CachedTokens(tokens, latents, noise, cache.keys.fmt)
     outputs = []

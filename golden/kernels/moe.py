@@ -3,7 +3,8 @@
 experts' gated MLPs, a shared expert if there is one, weighted sum.
 
 A token's experts are added in ascending order of their ids, onto the shared expert's output, the
-residual stream, both, or zeros. So a batch visits each expert once, and a token's result is the same in any batch.
+residual stream, both, or zeros. So a batch visits each expert once, and a token's result is the
+same in any batch.
 """
 
 from dataclasses import dataclass

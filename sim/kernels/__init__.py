@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels that `jalapeno sim` runs, by name."""
 
-from sim.kernels import attention, gate, gemm, generate, layer, mla, moe
+from dataclasses import replace
+
+from sim.kernels import attention, gate, gemm, generate, layer, mla, mla_layer, moe
 from sim.kernels.types import Kernel
 
 KERNELS: dict[str, Kernel] = {
@@ -12,7 +14,7 @@ KERNELS: dict[str, Kernel] = {
         mla.KERNEL,
         gate.KERNEL,
         moe.KERNEL,
-        layer.KERNEL,
+        replace(layer.KERNEL, variant=mla_layer.KERNEL),
         generate.KERNEL,
     )
 }

@@ -160,14 +160,10 @@ class Job:
         return moe_bound(*given, ids, self.act, self.choice_bias, self.shared)
 
 
-def make_job(request: KernelRequest) -> Job:
-    """Random activations and weights; InputError for sizes that the tile cannot do."""
-    s, tile, model = request.settings, request.config.tile, request.model
-    tokens, hidden, size = int(s["tokens"]), int(s["hidden"]), int(s["intermediate"])
+def gate_spec(tile: TileConfig, model: str, s: Mapping[str, Setting]) -> GateSpec:
+    """The model's gate at these sizes; InputError for one that the tile's top-k unit cannot do."""
     count, top_k = int(s["experts"]), int(s["top_k"])
-    act, weight_fmt = parse_format(str(s["act"])), parse_format(str(s["weight"]))
     check_gate(tile.max_experts, tile.max_topk, count, top_k)
-    require_moe(tile, tokens, hidden, size, count, weight_fmt)
     base = MODELS[model].moe.gate_spec
     try:
         spec = replace(
@@ -184,6 +180,11 @@ def make_job(request: KernelRequest) -> Job:
             f"the tile's top-k unit takes powers of two up to {tile.max_groups}",
             "give for example --set groups=1",
         )
+    return spec
+
+
+def check_rows(tile: TileConfig, tokens: int) -> None:
+    """InputError for more tokens at once than the array has sums for."""
     if tokens > tile.acc_rows:
         raise InputError(
             "tokens",
@@ -191,25 +192,55 @@ def make_job(request: KernelRequest) -> Job:
             f"the array has sums for {tile.acc_rows} rows",
             f"take at most {tile.acc_rows}",
         )
-    rng = np.random.default_rng(request.seed)
-    x = rng.standard_normal((tokens, hidden)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Random router, experts, and what some models have besides."""
+
+    router: Matrix
+    choice_bias: NDArray[np.float32] | None
+    experts: list[Expert]
+    shared: Expert | None
+
+
+def random_parts(
+    rng: np.random.Generator, model: str, s: Mapping[str, Setting], spec: GateSpec, lanes: int
+) -> Parts:
+    """Weights of a block of experts with the settings' sizes and formats."""
+    hidden, size, count = int(s["hidden"]), int(s["intermediate"]), spec.experts
+    config = MODELS[model]
     router_weights = rng.standard_normal((count, hidden)) / np.sqrt(hidden)
     bias = rng.standard_normal(count).astype(np.float32)
     softmax = spec.scoring == "softmax"
     router = Matrix.of(router_weights, Format.BF16, bias if softmax else None)
+    fmt = parse_format(str(s["weight"]))
     experts = [
-        random_expert(rng, model, hidden, size, weight_fmt, tile.lanes, MODELS[model].routed_format)
+        random_expert(rng, model, hidden, size, fmt, lanes, config.routed_format)
         for _ in range(count)
     ]
     shared = None
     if s["shared"] != "none":
         fmt = parse_format(str(s["shared"]))
-        source = MODELS[model].shared_format
-        shared = random_expert(rng, model, hidden, size, fmt, tile.lanes, source)
+        shared = random_expert(rng, model, hidden, size, fmt, lanes, config.shared_format)
         if shared.biased:
             raise InputError("shared", s["shared"], f"{model} has none", "give shared=none")
     choice = None if softmax else (0.1 * bias).astype(np.float32)
-    return Job(x, router, experts, spec, act, choice, shared)
+    return Parts(router, choice, experts, shared)
+
+
+def make_job(request: KernelRequest) -> Job:
+    """Random activations and weights; InputError for sizes that the tile cannot do."""
+    s, tile, model = request.settings, request.config.tile, request.model
+    tokens, hidden, size = int(s["tokens"]), int(s["hidden"]), int(s["intermediate"])
+    act, weight_fmt = parse_format(str(s["act"])), parse_format(str(s["weight"]))
+    spec = gate_spec(tile, model, s)
+    require_moe(tile, tokens, hidden, size, spec.experts, weight_fmt)
+    check_rows(tile, tokens)
+    rng = np.random.default_rng(request.seed)
+    x = rng.standard_normal((tokens, hidden)).astype(np.float32)
+    parts = random_parts(rng, model, s, spec, tile.lanes)
+    return Job(x, parts.router, parts.experts, spec, act, parts.choice_bias, parts.shared)
 
 
 def run(request: KernelRequest) -> KernelResult:

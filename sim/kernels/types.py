@@ -153,6 +153,16 @@ class Kernel:
     run: Callable[[KernelRequest], KernelResult]
     models: tuple[str, ...] = MODELS[:1]  # whose block it computes
     fill: Callable[[str, Mapping[str, Setting]], dict[str, Setting]] | None = None  # see settings
+    variant: "Kernel | None" = None  # of the same name, for other models
+
+    @property
+    def all_models(self) -> tuple[str, ...]:
+        """Those of its variant too."""
+        return self.models + (self.variant.all_models if self.variant else ())
+
+    def of(self, model: str) -> "Kernel":
+        """The variant for a model of `all_models`."""
+        return self.variant.of(model) if self.variant and model not in self.models else self
 
     def settings(self, given: Mapping[str, str], model: str = MODELS[0]) -> dict[str, Setting]:
         """Every option's value: the given texts parsed, defaults elsewhere.

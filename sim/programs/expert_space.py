@@ -16,18 +16,21 @@ from sim.programs.moe import ExpertImage
 
 @dataclass(frozen=True)
 class MoeShape:
-    """Sizes and formats of a block of experts."""
+    """Sizes and formats of a block of experts; `residual`: its result is added to a stream."""
 
     hidden: int
     intermediate: int
     act: Format
     weight: Format
     shared: bool = False
+    residual: bool = False
 
 
 @dataclass(frozen=True)
 class Space:
-    """Buffers of one expert at a time. `both` and `down` take turns from block to block."""
+    """Buffers of one expert at a time, in blocks. `both` and `down` take turns from block to block,
+    where there are several. An MLP's result that has a place of its own has none in `down`.
+    """
 
     both: tuple[Buffer, ...]
     gated: Buffer
@@ -36,17 +39,29 @@ class Space:
     block: int  # columns of a block of the result
 
     @classmethod
-    def allocate(cls, memory: TileMemory, rows: int, image: ExpertImage, act: Format) -> "Space":
+    def allocate(
+        cls,
+        memory: TileMemory,
+        rows: int,
+        image: ExpertImage,
+        act: Format,
+        name: str = "expert",
+        results: int | None = None,
+    ) -> "Space":
+        """`results` counts the blocks in `down`: 1 is the whole result, None is as many as needed
+        for blocks.
+        """
         width = 2 * image.blocks()[0][1]
         count, n = len(image.blocks()), image.down.n
-        block = n if count == 1 else image.block
+        block = n if count == 1 or results is not None else min(image.block, n)
         turns = range(1 if count == 1 else 2)
+        downs = turns if results is None else range(results)
         return cls(
-            tuple(memory.buffer(f"expert.gate_up{i or ''}", rows, width) for i in turns),
-            memory.buffer("expert.gated", rows, image.blocks()[0][2]),
-            memory.buffer("expert.hidden", rows, image.intermediate, act, weight=image.down.fmt),
-            tuple(memory.buffer(f"expert.down{i or ''}", rows, min(block, n)) for i in turns),
-            min(block, n),
+            tuple(memory.buffer(f"{name}.gate_up{i or ''}", rows, width) for i in turns),
+            memory.buffer(f"{name}.gated", rows, image.blocks()[0][2]),
+            memory.buffer(f"{name}.hidden", rows, image.intermediate, act, weight=image.down.fmt),
+            tuple(memory.buffer(f"{name}.down{i or ''}", rows, block) for i in downs),
+            block,
         )
 
 
@@ -55,8 +70,11 @@ def dense(tokens: int, experts: int) -> bool:
     return tokens == 1 or experts == 1
 
 
-def block_size(config: TileConfig, tokens: int, shape: MoeShape, spec: GateSpec) -> int:
-    """Places of a block of an expert's intermediate: all, or as many as fit tile SRAM.
+def block_size(
+    config: TileConfig, tokens: int, shape: MoeShape, spec: GateSpec | None, taken: int = 0
+) -> int:
+    """Places of a block of an expert's intermediate: all, or as many as fit tile SRAM, of which
+    `taken` bytes are not free. `spec` is None for one MLP without a gate.
 
     Small blocks cost time: some 100 cycles each. InputError when not even the smallest fits.
     """
@@ -64,8 +82,13 @@ def block_size(config: TileConfig, tokens: int, shape: MoeShape, spec: GateSpec)
     unit = max(32, config.lanes)
     widths = [whole, *(w for w in (128, 64, 32) if w % unit == 0 and w < whole)]
     for width in widths:
+        memory = TileMemory(config)
+        memory.buffer("taken", 1, taken // 4)
         try:
-            allocate_all(TileMemory(config), tokens, shape, spec, width)
+            if spec is None:
+                allocate_mlp(memory, tokens, shape, width)
+            else:
+                allocate_all(memory, tokens, shape, spec, width)
         except InputError:
             if width == widths[-1]:
                 raise
@@ -74,19 +97,32 @@ def block_size(config: TileConfig, tokens: int, shape: MoeShape, spec: GateSpec)
     raise AssertionError  # the last one has returned or raised
 
 
+def image_of(config: TileConfig, shape: MoeShape, width: int) -> ExpertImage:
+    """An expert of these sizes in blocks of `width`, wherever it lies."""
+    half = align_up(shape.intermediate, config.lanes)
+    up, down = (
+        Weights(n, k, shape.weight, 0, 0, True)
+        for n, k in ((2 * half, shape.hidden), (shape.hidden, shape.intermediate))
+    )
+    return ExpertImage(0, 1, 1, up, down, 0, 0, shape.intermediate, width, "")
+
+
+def allocate_mlp(memory: TileMemory, tokens: int, shape: MoeShape, width: int) -> None:
+    """All buffers of one MLP and its caller."""
+    image = image_of(memory.config, shape, width)
+    memory.buffer("x", tokens, shape.hidden, shape.act, weight=shape.weight)
+    memory.buffer("out", tokens, shape.hidden)
+    Space.allocate(memory, tokens, image, shape.act, results=1)
+
+
 def allocate_all(
     memory: TileMemory, tokens: int, shape: MoeShape, spec: GateSpec, width: int
 ) -> None:
     """All buffers that `mixture` and its caller take, in no particular order."""
-    half = align_up(shape.intermediate, memory.config.lanes)
     hidden, act = shape.hidden, shape.act
     alone = dense(tokens, spec.experts)
-    up, down = (
-        Weights(n, k, shape.weight, 0, 0, True)
-        for n, k in ((2 * half, hidden), (hidden, shape.intermediate))
-    )
-    image = ExpertImage(0, 1, 1, up, down, 0, 0, shape.intermediate, width, "")
-    for i in range(1 if alone else 2):
+    image = image_of(memory.config, shape, width)
+    for i in range(1 if alone and not shape.residual else 2):
         memory.buffer(f"x{i}", tokens, hidden)
     for i in range(1 + (act is not Format.BF16)):
         memory.buffer(f"rounded{i}", tokens, hidden, Format.BF16, weight=shape.weight)
@@ -98,10 +134,10 @@ def allocate_all(
     for i in range(4):
         memory.buffer(f"gate{i}", tokens, spec.top_k)
     memory.scalars("total", tokens)
-    memory.buffer("biases", 2, up.n + hidden)
-    for _ in range(2 if shape.shared else 1):
-        Space.allocate(memory, tokens, image, act)
-        memory.buffers.clear()
+    memory.buffer("biases", 2, image.gate_up.n + hidden)
+    Space.allocate(memory, tokens, image, act)
+    if shape.shared:
+        Space.allocate(memory, tokens, image, act, "shared", int(shape.residual))
     memory.buffer("scratch", 1, 1)
 
 

@@ -183,8 +183,12 @@ def measurements(records: Sequence[Record]) -> dict[str, Measurement]:
         for record in records:
             if record.kernel != source.kernel or record.config != CONFIG or not record.cycles:
                 continue
-            settings = KERNELS[record.kernel].settings(
-                {name: str(value) for name, value in record.settings.items()}, record.model
+            settings = (
+                KERNELS[record.kernel]
+                .of(record.model)
+                .settings(
+                    {name: str(value) for name, value in record.settings.items()}, record.model
+                )
             )
             if not source.matches(tile, settings):
                 continue
