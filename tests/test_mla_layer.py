@@ -3,15 +3,19 @@
 the bit-exact model.
 """
 
+from dataclasses import replace
+
 import pytest
 
+from golden.formats import Format
 from golden.kernels.trace import Machine
 from hw.config import preset
 from sim.assembler import disassemble
 from sim.errors import InputError
 from sim.kernels import KERNELS
-from sim.kernels.mla_layer import make_job
+from sim.kernels.mla_layer import Job, make_job
 from sim.kernels.types import KernelRequest
+from tests.test_mla_layer_golden import case
 
 TINY = {
     "hidden": 32,
@@ -78,6 +82,26 @@ def test_layer(model, settings, stall):
 def test_small_tile(model, settings):
     result = simulate(model, "small", seed=21, **settings)
     assert "7168" in result.text
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_layer_of_the_vector(monkeypatch, dense):
+    """Weights and tokens of an independent implementation; `tests/test_mla_layer_golden.py` holds
+    the bit-exact model to what it gave.
+    """
+    shape, weights, xs, cos, sin, _ = case(preset("tiny").tile.lanes, Format.MXFP4, dense)
+    own = shape.attention
+    settings = {name: getattr(own, name) for name in ("heads", "q_lora", "kv_lora", "nope", "rope")}
+    settings |= {"v": own.v, "hidden": xs.shape[1], "context": len(xs), "tokens": 3, "steps": 4}
+    if dense:
+        settings |= DENSE
+    request = request_of(DEEPSEEK, "tiny", "light", **settings)
+    sizes = replace(make_job(request).sizes, chunk=8)
+    inner = replace(own, block=64, chunk=8)
+    job = Job(replace(shape, attention=inner), weights, xs, cos, sin, sizes)
+    monkeypatch.setattr("sim.kernels.mla_layer.make_job", lambda _: job)
+    result = KERNELS["layer"].of(DEEPSEEK).run(request)
+    assert result.passed, result.differences
 
 
 class Stopped(Exception):

@@ -13,6 +13,8 @@ from sim.programs.builder import TileProgram
 from sim.programs.memory import Buffer, TileMemory, Weights, align_up
 from sim.programs.moe import ExpertImage
 
+BLOCK_CYCLES = 100  # what a block costs (measured on `small`): waits between the two engines
+
 
 @dataclass(frozen=True)
 class MoeShape:
@@ -73,28 +75,50 @@ def dense(tokens: int, experts: int) -> bool:
 def block_size(
     config: TileConfig, tokens: int, shape: MoeShape, spec: GateSpec | None, taken: int = 0
 ) -> int:
-    """Places of a block of an expert's intermediate: all, or as many as fit tile SRAM, of which
-    `taken` bytes are not free. `spec` is None for one MLP without a gate.
+    """Places of a block of an expert's intermediate: of the sizes that fit tile SRAM, of which
+    `taken` bytes are not free, the one that costs least. `spec` is None for one MLP without a gate.
 
-    Small blocks cost time: some 100 cycles each. InputError when not even the smallest fits.
+    A block costs some BLOCK_CYCLES; and the array waits while the vector engine has the last one,
+    of as many rows as an expert has on average. InputError when not even the smallest fits.
     """
     whole = align_up(shape.intermediate, config.lanes)
     unit = max(32, config.lanes)
     widths = [whole, *(w for w in (128, 64, 32) if w % unit == 0 and w < whole)]
-    for width in widths:
-        memory = TileMemory(config)
-        memory.buffer("taken", 1, taken // 4)
+    rows = tokens if spec is None else max(1, tokens * spec.top_k // spec.experts)
+
+    def cost(width: int) -> float:
+        return BLOCK_CYCLES * -(-whole // width) + 2 * rows * width / config.lanes
+
+    def fits(width: int) -> bool:
         try:
-            if spec is None:
-                allocate_mlp(memory, tokens, shape, width)
-            else:
-                allocate_all(memory, tokens, shape, spec, width)
+            allocate(config, tokens, shape, spec, taken, width)
         except InputError:
-            if width == widths[-1]:
-                raise
-        else:
-            return width
-    raise AssertionError  # the last one has returned or raised
+            return False
+        return True
+
+    fitting = [width for width in widths if fits(width)]
+    if not fitting:
+        allocate(config, tokens, shape, spec, taken, widths[-1])  # says what does not fit
+    return min(fitting, key=cost)
+
+
+def allocate(
+    config: TileConfig,
+    tokens: int,
+    shape: MoeShape,
+    spec: GateSpec | None,
+    taken: int,
+    width: int,
+) -> None:
+    """All buffers of a block of experts or of one MLP, in a tile SRAM of which `taken` bytes are
+    not free.
+    """
+    memory = TileMemory(config)
+    memory.buffer("taken", 1, taken // 4)
+    if spec is None:
+        allocate_mlp(memory, tokens, shape, width)
+    else:
+        allocate_all(memory, tokens, shape, spec, width)
 
 
 def image_of(config: TileConfig, shape: MoeShape, width: int) -> ExpertImage:
