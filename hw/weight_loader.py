@@ -7,11 +7,27 @@ its last word has passed it, and the loader serves the row that has been free lo
 lags ROW_HOP * r cycles behind row 0, and tiles follow each other every `rows` cycles although a
 swap takes ROW_HOP * rows cycles to pass down the array.
 
-Why a promised load is in time (resident weights): swaps are at least `rows` cycles apart, so in any
-interval of x cycles each row becomes free at most ceil(x / rows) times and the backlog is at most
-rows - 1 other rows; served in the order of release, a row is loaded at most rows - 1 cycles after
-its release, which is before the next swap reaches it. Weights that stream from HBM may be late, so
-there a swap waits until all rows of its tile are loaded.
+A swap may be issued before its tile is loaded, since it meets row r only ROW_HOP * r cycles after
+row 0. The rule for resident weights: swaps are at least `rows` cycles apart, and a tile is swapped
+in when it has been described. Why every load is in time then: let e be the cycles from a swap until
+it has passed row 0, at least 1. Tile i, swapped in cycle t(i), frees row r in cycle
+t(i) + ROW_HOP * r + e, and must be loaded there by D = t(i) + ROW_HOP * r + e - 1. A row *waits*
+when it is free and its next tile is described.
+
+1. While a row waits, each other row goes before it at most once: after that it is freed later. So
+   no row waits more than rows - 1 cycles, whatever is described late.
+2. If row r was freed when tile i was described already, it is loaded at most rows - 1 cycles after
+   t(i-1) + ROW_HOP * r + e, which is at most D.
+3. Otherwise row r was freed before t(i), and in cycle D nothing goes before it any more. Newer
+   tiles: their rows are freed after t(i). The same tile: rows below are freed later, and rows above
+   are loaded by their own D, by induction. Older tiles: a row that was freed before row r, so at
+   the latest in t(i-1) + ROW_HOP * r + e - 1, had its tile described, since that was swapped by
+   t(i-1); it is loaded at most rows - 1 cycles later, before D.
+
+So the first tile of an idle array is swapped in while its first row is read. Paged weights are no
+exception: the block table takes its cycle for every address. Tiles of fewer rows skip the others,
+which takes no turn. Weights that stream from HBM may be late, so there a swap waits until all rows
+of its tile are loaded; then none of its rows is left to be considered as an older tile's.
 """
 
 from amaranth import Array, Cat, Module, Mux, Signal
@@ -370,34 +386,19 @@ class WeightLoader(wiring.Component):
         """When the next tile may be swapped in; see the module's docstring."""
         rows = self.config.rows
         ring_bits = RING.bit_length() - 1
-        slack = max(0, max(MatmulArray.swap_after_load(r) - self.swap_delay for r in range(rows)))
-        wait_bits = (rows + slack + 2).bit_length()
-        waited = Signal(wait_bits, init=(1 << wait_bits) - 1)  # since the tile was there to load
-        settled = Signal(range(slack + 2))  # since the last row was loaded
-        present, late, loaded, alone = Signal(), Signal(), Signal(), Signal()
+        apart = Signal(range(rows + 1), init=rows)  # cycles since the last swap, `rows` at most
+        settled = Signal()  # all rows have loaded the next tile
+        present, loaded, next_stream = Signal(), Signal(), Signal()
         following = Signal(len(swapped))
-        next_stream = Signal()
         m.d.comb += [
             present.eq(described != swapped),
             next_stream.eq(ring[swapped[:ring_bits]].stream),
             following.eq(swapped + 1),
-            alone.eq(described == following),
             loaded.eq(present & Cat(*(t == following for t in tiles)).all()),
-            self.swap_ready.eq(
-                present
-                & Mux(
-                    next_stream,
-                    settled > slack,
-                    (settled > slack) | (waited >= Mux(late, rows + slack + 1, rows)),
-                )
-            ),
+            self.swap_ready.eq(present & (settled | (~next_stream & (apart == rows)))),
         ]
+        m.d.sync += settled.eq(loaded & ~self.swap)
         with m.If(self.swap):
-            m.d.sync += [swapped.eq(swapped + 1), waited.eq(1), settled.eq(0), late.eq(alone)]
-        with m.Else():
-            with m.If(~present):
-                m.d.sync += [waited.eq(1), late.eq(1)]
-            with m.Elif(~waited.all()):
-                m.d.sync += waited.eq(waited + 1)
-            with m.If(loaded & (settled <= slack)):
-                m.d.sync += settled.eq(settled + 1)
+            m.d.sync += [swapped.eq(following), apart.eq(1)]
+        with m.Elif(apart != rows):
+            m.d.sync += apart.eq(apart + 1)
