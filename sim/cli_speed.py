@@ -17,7 +17,7 @@ def speed(
     k: Annotated[int, typer.Option(min=1, max=16384, help="Contraction length.")] = 2048,
     file: JsonFile = None,
 ) -> None:
-    """Simulated cycles per second of a tile, under cocotb and in a C++ loop without Python."""
+    """Simulated cycles per second of processor time: a tile under cocotb, and in a C++ loop."""
     from sim import speed as measurement
 
     check_writable(file)
@@ -28,8 +28,8 @@ def speed(
     rows: list[list[object]] = [
         ["cycles", found.cycles, "measured"],
         ["build_s", round(found.build_s, 1), "measured"],
-        ["cycles per second, cocotb", round(found.cocotb), "measured"],
-        ["cycles per second, C++ loop", round(found.bare), "measured"],
+        ["cycles per CPU-second, cocotb", round(found.cocotb), "measured"],
+        ["cycles per CPU-second, C++ loop", round(found.bare), "measured"],
         ["share of Python in the time", f"{100 * found.python_share:.0f} %", "derived"],
     ]
     table(console, f"speed of {config}, gemm {m} x {n} x {k}", ["figure", "value", "source"], rows)

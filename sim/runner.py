@@ -3,6 +3,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -42,17 +43,24 @@ class Outcome:
 class RunResult:
     """A finished run: `report` and `arrays` are what the bench handed to `tb.bench.report`.
 
-    `seconds` is the wall time of the simulator's process.
+    `seconds` is the wall time of the simulator's process, `cpu_seconds` its processor time.
     """
 
     outcomes: tuple[Outcome, ...]
     report: dict[str, Any]
     arrays: dict[str, np.ndarray]
     seconds: float
+    cpu_seconds: float
 
     @property
     def failures(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.failure]
+
+
+def children_cpu_seconds() -> float:
+    """Processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _environment(build: Build, bench: str, seed: int, only: str | None) -> dict[str, str]:
@@ -136,7 +144,7 @@ def run(
     ]
     if waves is not None:
         command += ["--trace", "--trace-file", str(waves.absolute())]
-    start = time.monotonic()
+    start, cpu_start = time.monotonic(), children_cpu_seconds()
     with (place / LOG).open("w") as log:
         try:
             code = subprocess.run(
@@ -153,6 +161,7 @@ def run(
                 f"bench {bench} took more than {timeout_s} s; its log: {place / LOG}"
             ) from None
     seconds = time.monotonic() - start
+    cpu_seconds = children_cpu_seconds() - cpu_start
     outcomes = _outcomes(place / RESULTS)
     if not outcomes:
         tail = "\n".join((place / LOG).read_text(errors="replace").splitlines()[-8:])
@@ -164,7 +173,7 @@ def run(
     if (place / REPORT_ARRAYS).is_file():
         with np.load(place / REPORT_ARRAYS) as stored:
             found = {name: stored[name] for name in stored.files}
-    result = RunResult(outcomes, report, found, seconds)
+    result = RunResult(outcomes, report, found, seconds, cpu_seconds)
     if check and (result.failures or code):
         reasons = [f"{o.name}: {o.failure}" for o in result.failures] or [f"exit {code}"]
         raise ToolError(

@@ -12,9 +12,8 @@ from golden.formats import Format
 from hw.config import ChipConfig
 from sim.errors import InputError, ToolError
 from sim.harness import TOP, blocks, sources
-from sim.kernels import KERNELS
-from sim.kernels.gemm import operand, placed
-from sim.kernels.system import tile_words
+from sim.kernels.gemm import operand, placed, product, stored
+from sim.kernels.system import Check, TileRun, simulate, tile_words
 from sim.kernels.types import KernelRequest
 from sim.programs.memory import TileMemory
 from sim.verilator import build
@@ -25,7 +24,7 @@ LIMIT = 10_000_000  # cycles after which the loop gives up
 
 @dataclass(frozen=True)
 class Speed:
-    """Cycles per second, the host's load included; measured.
+    """Cycles per second of processor time, the host's load included; measured.
 
     `cocotb` counts the process's start and the reading of the results too, `bare` its loop alone.
     `python_share`, derived, is what that adds per cycle, as a fraction of the time under cocotb.
@@ -46,17 +45,19 @@ def measure(config: ChipConfig, m: int, n: int, k: int) -> Speed:
     """Speed of an MXFP8 x MXFP4 GEMM on a tile. ToolError when either run goes wrong."""
     if config.tiles != 1:
         raise InputError("--config", config.name, "it must be a single tile", "take small")
-    kernel = KERNELS["gemm"]
-    settings = kernel.settings({"m": str(m), "n": str(n), "k": str(k)})
-    result = kernel.run(KernelRequest(config, "gpt-oss", settings))
-    if not result.passed:
-        raise ToolError(f"gemm on {config.name} is wrong: its speed means nothing")
-
-    memory = TileMemory(config.tile)
     rng = np.random.default_rng(0)
     act, weight = operand(rng, m, k, Format.MXFP8_E4M3), operand(rng, n, k, Format.MXFP4)
-    p, _ = placed(memory, act, weight, Format.BF16)
-    words = tile_words(memory, p.finish(), config)
+    memory = TileMemory(config.tile)
+    p, out = placed(memory, act, weight, Format.BF16)
+    program = p.finish()
+    expected = stored(product(act, weight, config.tile.rows), Format.BF16)
+    run = TileRun([program], [memory], [Check(out, expected)])
+    result = simulate(KernelRequest(config, "gpt-oss", {}), [memory], [run])
+    if result.mismatched:
+        raise ToolError(f"gemm on {config.name} is wrong: its speed means nothing")
+    (found,) = result.cycles
+
+    words = tile_words(memory, program, config)
     files = sources(config)
     model = build(files, TOP, blocks=blocks(config, files), main=MAIN)
     with tempfile.TemporaryDirectory(prefix="jalapeno-speed-") as work:
@@ -69,12 +70,12 @@ def measure(config: ChipConfig, m: int, n: int, k: int) -> Speed:
         raise ToolError(f"the bare loop did not end: {done.stdout}{done.stderr}")
     simulated, cycles, seconds = done.stdout.split()[-3:]
     # The program starts one host write later than the tile counts.
-    if abs(int(cycles) - result.cycles) > 16:
-        raise ToolError(f"the bare loop took {cycles} cycles, cocotb {result.cycles}")
+    if abs(int(cycles) - found) > 16:
+        raise ToolError(f"the bare loop took {cycles} cycles, cocotb {found}")
     return Speed(
         config.name,
-        result.cycles,
-        result.cycles_per_s,
+        found,
+        result.simulated / result.cpu_seconds,
         int(simulated) / float(seconds),
-        result.build_s,
+        result.build.seconds,
     )

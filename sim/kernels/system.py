@@ -89,6 +89,7 @@ class SystemResult:
     read: tuple[Mapping[str, Stored], ...]
     order: OrderReport | None
     seconds: float
+    cpu_seconds: float
     simulated: int
     build: Build
 
@@ -385,6 +386,7 @@ def _collect(
         tuple(read),
         order,
         result.seconds,
+        result.cpu_seconds,
         int(result.report["simulated"]),
         build,
     )
