@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from golden.bounds import NoBound
 from sim.cli_common import Config, JsonFile, chip, choice, console
 from sim.errors import InputError
 from sim.kernels import KERNELS
@@ -40,14 +41,18 @@ def _options(kernel: Kernel) -> str:
     return text if kernel.variant is None else f"{text}\n\n{_options(kernel.variant)}"
 
 
-def settings(kernel: Kernel, items: list[str], model: str = MODELS[0]) -> dict[str, int | str]:
-    """Every option's value from the texts NAME=VALUE of `--set`."""
+def settings(
+    kernel: Kernel, items: list[str], model: str = MODELS[0], prompt: str | None = None
+) -> dict[str, int | str]:
+    """Every option's value from the texts NAME=VALUE of `--set`, and from that of `--prompt`."""
     given: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
         if not equals or not name or not value:
             raise InputError("--set", item, "it must be NAME=VALUE", "give for example --set m=4")
         given[name] = value
+    if prompt is not None:  # which may be empty
+        given["prompt"] = prompt
     return kernel.settings(given, model)
 
 
@@ -55,11 +60,19 @@ def _run(kernel: Kernel, request: KernelRequest, file: Path | None) -> KernelRes
     with console.status(
         f"{kernel.name} on {request.config.name}: building what is not cached, then simulating"
     ):
-        result = kernel.run(request)
+        try:
+            result = kernel.run(request)
+        except NoBound as error:
+            raise InputError(
+                "--seed",
+                request.seed,
+                f"with its data and these sizes the error has no bound ({error})",
+                "take another seed or larger sizes",
+            ) from None
     show(console, result)
     if file is not None:
         write_json(file, result.to_json())
-        console.print(f"written: {file}")
+        console.print(f"written: {file}", markup=False)
     return result
 
 
@@ -133,7 +146,7 @@ def sim(
     request = KernelRequest(
         chip(config),
         model,
-        settings(chosen, [*(set_ or []), *([] if prompt is None else [f"prompt={prompt}"])], model),
+        settings(chosen, set_ or [], model, prompt),
         choice("--stall", stall, tuple(STALLS)),
         seed,
         waves,

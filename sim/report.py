@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sim.errors import InputError
@@ -25,13 +26,13 @@ def cell(value: Any) -> str:
 
 
 def table(console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table; numbers are right-aligned."""
-    result = Table(title=title, title_justify="left")
+    """Print a table; numbers are right-aligned. Texts are shown as they are, brackets included."""
+    result = Table(title=escape(title), title_justify="left")
     for i, name in enumerate(head):
         numeric = bool(rows) and all(isinstance(row[i], int | float) for row in rows)
         result.add_column(name, justify="right" if numeric else "left")
     for row in rows:
-        result.add_row(*map(cell, row))
+        result.add_row(*(escape(cell(value)) for value in row))
     console.print(result)
 
 

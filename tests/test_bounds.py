@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from golden import functions
-from golden.bounds import attention_bound, layer_bound, moe_bound
+from golden.bounds import NoBound, attention_bound, layer_bound, moe_bound
 from golden.bounds.affine import Affine, Noise, growth
 from golden.bounds.layer import norm, rotate
 from golden.bounds.moe import swish
@@ -306,3 +306,8 @@ def test_slots_that_do_not_count_may_hold_anything() -> None:
     again = attention_bound(queries, kv[0], kv[1], sinks, 0.3, valid)
     np.testing.assert_array_equal(again, (reference, bound))
     assert bound.shape == reference.shape == (2, 8) and bound.max() < 0.1
+
+
+def test_scores_that_are_far_off_have_no_bound():
+    with pytest.raises(NoBound, match="not 60 off"):
+        softmax(Affine.exact(np.zeros(3)).widened(np.full(3, 60.0)), 5)

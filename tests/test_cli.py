@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from golden.bounds import NoBound
 from sim import cli, cycles, verilator
 from sim.errors import InputError, ToolError
 from sim.kernels import KERNELS
@@ -120,6 +121,30 @@ def test_model_is_the_kernels_first(jalapeno, monkeypatch):
     ):
         code, out, _ = jalapeno("sim", kernel, *given)
         assert code == 0 and f"({wanted})" in out
+
+
+def test_texts_are_shown_as_they_are(jalapeno, monkeypatch):
+    """A prompt may be empty, and what it holds is no markup."""
+    prompts = {"prompt": Option("The ", "what it begins with")}
+
+    def run(request):
+        own = replace(request, settings={"m": 4, "wrong": 0, "late": 0, "count": 10})
+        return replace(run_double(own), shape=request.settings, text=request.settings["prompt"])
+
+    monkeypatch.setitem(KERNELS, "said", Kernel("said", "Says.", prompts, run))
+    for prompt in ("[/nope]", "[red]x", ""):
+        code, out, _ = jalapeno("sim", "said", "--prompt", prompt)
+        assert code == 0 and f"prompt={prompt}, seed 0" in " ".join(out.split())
+
+
+def test_no_bound_is_one_line(jalapeno, monkeypatch):
+    def run(request):
+        raise NoBound("scores are far off")
+
+    monkeypatch.setitem(KERNELS, "far", Kernel("far", "Is far.", OPTIONS, run))
+    code, _, err = jalapeno("sim", "far", "--seed", "3")
+    assert code == 2 and err.count("\n") == 1
+    assert "--seed is 3, but" in err and "scores are far off" in err and "take another seed" in err
 
 
 def test_doctor_finds_what_the_tests_run_with(jalapeno):

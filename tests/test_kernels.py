@@ -169,6 +169,11 @@ def test_small_tile(kernel):
         ("moe", "small", {"tokens": 257, "hidden": 32, "intermediate": 32}),
         ("moe", "tiny", {"shared": "mxfp4"}),  # its model has none
         ("moe", "tiny", {"groups": 2}),
+        ("moe", "tiny", {"block": 30, "intermediate": 64, "hidden": 64}),
+        ("moe", "tiny", {"block": 16, "intermediate": 64, "hidden": 64, "act": "mxfp8-e4m3"}),
+        *(("layer", "tiny", {name: 0}) for name in ("heads", "head_dim", "hidden", "top_k")),
+        *(("layer", "tiny", {name: 0}) for name in ("experts", "intermediate")),
+        ("layer", "tiny", {"kv": "fp8"}),  # attention's alone
         ("layer", "tiny", {"hidden": 65535, "intermediate": 65535}),
         ("layer", "tiny", {"heads": 65534, "head_dim": 32768}),
         ("layer", "tiny", {"tokens": 65535}),

@@ -182,6 +182,8 @@ def test_the_layer_is_that_of_its_model():
         ({"tokens": 257, "context": 600}, "tokens is 257, but the array takes 256 rows"),
         (DENSE | {"intermediate": 65535, "hidden": 65535}, "the tile has"),
         ({"intermediate": 65535}, "the tile has"),
+        ({"intermediate": 38, "block": 39}, "block is 39, but it must be a multiple of 4"),
+        (DENSE | {"block": 4, "act": "mxfp8-e4m3"}, "block is 4, but it must be a multiple of 32"),
         ({"hidden": 65535}, "the tile has"),
     ],
     ids=str,

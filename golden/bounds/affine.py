@@ -28,6 +28,10 @@ FLOAT64_ULP = 2.0**-52  #: relative error of an addition and a product in this a
 SLACK = 2.0**-40  #: relative error of the analysis itself
 
 
+class NoBound(ValueError):
+    """The worst cases of these data leave no finite bound."""
+
+
 def growth(units: int | Array) -> Array:
     """Relative error of `units` FP32 roundings in a row; a function of 1 ulp counts as two."""
     return np.expm1(np.asarray(units, np.float64) * np.log1p(FP32_UNIT))

@@ -4,7 +4,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from golden.bounds.affine import FP32_TINY, Affine, Array, Noise, growth
+from golden.bounds.affine import FP32_TINY, Affine, Array, NoBound, Noise, growth
 from golden.bounds.roundings import array_error, store_error, stored
 from golden.bounds.softmax import shares_of
 from golden.formats import Format
@@ -87,7 +87,7 @@ def gate_shares(
     )
     least = total.value - total.radius
     if least <= 0:
-        raise ValueError(f"logits must be near enough for a bound, not {logits.radius.max()!r} off")
+        raise NoBound(f"logits must be near enough for a bound, not {logits.radius.max():.3g} off")
     inverse = total.function(1 / total.value, -1 / total.value**2, 2 / least**3)
     exact = chosen.product(inverse).times(spec.scale)
     tiny = 2 * spec.scale * FP32_TINY * (1 + spec.top_k) / least

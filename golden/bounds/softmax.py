@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from golden.bounds.affine import FP32_TINY, FP32_UNIT, Affine, Array, Noise, growth
+from golden.bounds.affine import FP32_TINY, FP32_UNIT, Affine, Array, NoBound, Noise, growth
 from golden.bounds.roundings import BF16_UNIT, array_error
 from golden.formats import Format
 
@@ -72,7 +72,7 @@ def softmax(scores: Affine, units: int) -> Softmax:
     # The sum is no smaller than its smallest part either, which serves when the distance does not.
     least = max(1 - distance, float(np.exp(-linear.max()) - single.sum()))
     if least <= 0:
-        raise ValueError(f"scores must be near enough for a bound, not {most!r} off")
+        raise NoBound(f"scores must be near enough for a bound, not {most:.3g} off")
     return Softmax(weights, factors, single, distance / least)
 
 

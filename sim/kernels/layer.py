@@ -19,7 +19,6 @@ from golden.reference.rope import rope_tables, yarn_inv_freq
 from hw.config import TileConfig
 from sim.errors import InputError
 from sim.kernels.attention import CHUNK, check_heads
-from sim.kernels.attention import OPTIONS as ATTENTION_OPTIONS
 from sim.kernels.caches import kv_checks
 from sim.kernels.moe import SIZES as MOE_OPTIONS
 from sim.kernels.moe import check_gate, require_moe
@@ -49,16 +48,19 @@ DEFAULTS = {
     "top_k": 2,
     "context": 16,
 }
-DOCS = {
-    "context": "tokens that the cache holds without a window",
-    "tokens": "tokens decoded",
-}
 OPTIONS = {
-    name: replace(
-        option, default=DEFAULTS.get(name, option.default), doc=DOCS.get(name, option.doc)
-    )
-    for name, option in (ATTENTION_OPTIONS | MOE_OPTIONS).items()
-} | {"act": Option("bf16", "format of the experts' activations", choices=("bf16",))}
+    "heads": Option(DEFAULTS["heads"], "query heads"),
+    "kv_heads": Option(DEFAULTS["kv_heads"], "KV heads; query heads share them evenly"),
+    "head_dim": Option(DEFAULTS["head_dim"], "elements of a query, a key and a value"),
+    "context": Option(DEFAULTS["context"], "tokens that the cache holds without a window"),
+    "window": Option(DEFAULTS["window"], "tokens that a query sees, 0: all", least=0),
+    "tokens": Option(DEFAULTS["tokens"], "tokens decoded"),
+    "hidden": Option(DEFAULTS["hidden"], "width of the residual stream"),
+    "intermediate": Option(DEFAULTS["intermediate"], "width of an expert"),
+    "experts": Option(DEFAULTS["experts"], "experts", most=512),
+    "top_k": Option(DEFAULTS["top_k"], "experts of a token"),
+    "weight": MOE_OPTIONS["weight"],
+}
 
 
 def random_layer(

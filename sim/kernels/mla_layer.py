@@ -35,7 +35,7 @@ from sim.kernels.results import kernel_result, largest_error
 from sim.kernels.system import Check, TileRun, simulate
 from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option, Setting
 from sim.programs.builder import TileProgram
-from sim.programs.expert_space import MoeShape, account, block_size, dense
+from sim.programs.expert_space import MoeShape, account, block_size, check_block, dense
 from sim.programs.memory import Buffer, TileMemory, align_up, require
 from sim.programs.mla_layer import MixturePlace, MlaLayerPlace, attention_part
 from sim.programs.mla_layer import mla_layer as program
@@ -79,7 +79,9 @@ class Job:
         """What the MLP's program must find room for."""
         mlp = self.weights.mlp
         one = mlp if isinstance(mlp, Expert) else mlp.experts[0]
-        shared = isinstance(mlp, MixtureWeights) and mlp.shared is not None
+        shared = None
+        if isinstance(mlp, MixtureWeights) and mlp.shared is not None:
+            shared = mlp.shared.down.fmt
         given = one.intermediate, self.shape.act, one.down.fmt, shared
         return MoeShape(self.xs.shape[1], *given, residual=True)
 
@@ -116,8 +118,9 @@ def make_job(request: KernelRequest) -> Job:
     numbers = {name: int(s[name]) for name in mla.OPTIONS if name != "stream"}
     sizes = mla.Sizes(**numbers, stream=1)
     mla.check_sizes(tile, sizes)
-    fmt = parse_format(str(s["weight"]))
+    fmt, act = parse_format(str(s["weight"])), parse_format(str(s["act"]))
     hidden, size = sizes.hidden, int(s["intermediate"])
+    check_block(tile, size, act, int(s["block"]))
     spec = None
     if s["mlp"] == "experts":
         spec = moe.gate_spec(tile, model, s)
@@ -135,7 +138,7 @@ def make_job(request: KernelRequest) -> Job:
         mla.shape_of(config.attention, sizes, unit),
         config.norm_eps,
         spec,
-        parse_format(str(s["act"])),
+        act,
     )
     norms = [(1 + 0.1 * rng.standard_normal(hidden)).astype(np.float32) for _ in range(2)]
     attention = mla.random_mla(rng, shape.attention, hidden)

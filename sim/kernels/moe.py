@@ -21,7 +21,7 @@ from sim.kernels.system import Check, TileRun, simulate
 from sim.kernels.types import MODELS as MODEL_NAMES
 from sim.kernels.types import Kernel, KernelRequest, KernelResult, Option, Setting
 from sim.programs.builder import TileProgram
-from sim.programs.expert_space import MoeShape, account, block_size, dense
+from sim.programs.expert_space import MoeShape, account, block_size, check_block, dense
 from sim.programs.memory import TileMemory, require
 from sim.programs.mixture import mixture
 from sim.programs.moe import ExpertImage, place_experts, place_matrix
@@ -146,8 +146,8 @@ class Job:
     @property
     def shape(self) -> MoeShape:
         one = self.experts[0]
-        hidden, shared = self.x.shape[1], self.shared is not None
-        return MoeShape(hidden, one.intermediate, self.act, one.down.fmt, shared)
+        shared = None if self.shared is None else self.shared.down.fmt
+        return MoeShape(self.x.shape[1], one.intermediate, self.act, one.down.fmt, shared)
 
     def model(self, machine: Machine, trace: Trace) -> NDArray[np.float32]:
         """What the tile must compute."""
@@ -237,6 +237,7 @@ def make_job(request: KernelRequest) -> Job:
     spec = gate_spec(tile, model, s)
     require_moe(tile, tokens, hidden, size, spec.experts, weight_fmt)
     check_rows(tile, tokens)
+    check_block(tile, size, act, int(s["block"]))
     rng = np.random.default_rng(request.seed)
     x = rng.standard_normal((tokens, hidden)).astype(np.float32)
     parts = random_parts(rng, model, s, spec, tile.lanes)

@@ -144,7 +144,8 @@ class KernelResult:
 class Kernel:
     """A kernel of `KERNELS`: `run` builds what it needs, simulates and compares.
 
-    It raises InputError for sizes that do not fit and ToolError when a build or a bench fails.
+    It raises InputError for sizes that do not fit, NoBound for data that leave the error without a
+    bound, and ToolError when a build or a bench fails.
     """
 
     name: str

@@ -3,14 +3,14 @@
 fits at once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from golden.formats import Format
 from golden.models import GateSpec
 from hw.config import TileConfig
 from sim.errors import InputError
 from sim.programs.builder import TileProgram
-from sim.programs.memory import Buffer, TileMemory, Weights, align_up
+from sim.programs.memory import Buffer, TileMemory, Weights, align_up, widest
 from sim.programs.moe import ExpertImage
 
 BLOCK_CYCLES = 100  # what a block costs (measured on `small`): waits between the two engines
@@ -18,13 +18,15 @@ BLOCK_CYCLES = 100  # what a block costs (measured on `small`): waits between th
 
 @dataclass(frozen=True)
 class MoeShape:
-    """Sizes and formats of a block of experts; `residual`: its result is added to a stream."""
+    """Sizes and formats of a block of experts, `shared` that of the shared expert's weights if
+    there is one; `residual`: its result is added to a stream.
+    """
 
     hidden: int
     intermediate: int
     act: Format
     weight: Format
-    shared: bool = False
+    shared: Format | None = None
     residual: bool = False
 
 
@@ -70,6 +72,23 @@ class Space:
 def dense(tokens: int, experts: int) -> bool:
     """Whether every token is sure to have chosen every expert that is visited."""
     return tokens == 1 or experts == 1
+
+
+def check_block(config: TileConfig, intermediate: int, act: Format, block: int) -> None:
+    """InputError unless an expert can be computed in blocks of `block` places (0: what fits).
+
+    Blocks must begin where the vector engine can write: at a multiple of its lanes, and of an MX
+    format at a new scale.
+    """
+    unit = config.lanes if act is Format.BF16 else max(32, config.lanes)
+    whole = align_up(intermediate, config.lanes)
+    if block < whole and block % unit:
+        raise InputError(
+            "block",
+            block,
+            f"it must be a multiple of {unit} on this tile, or {whole} or more",
+            f"take {align_up(block, unit)}, or 0 for what fits",
+        )
 
 
 def block_size(
@@ -145,11 +164,14 @@ def allocate_all(
     """All buffers that `mixture` and its caller take, in no particular order."""
     hidden, act = shape.hidden, shape.act
     alone = dense(tokens, spec.experts)
+    formats = [shape.weight] if shape.shared is None else [shape.weight, shape.shared]
     image = image_of(memory.config, shape, width)
     for i in range(1 if alone and not shape.residual else 2):
         memory.buffer(f"x{i}", tokens, hidden)
     for i in range(1 + (act is not Format.BF16)):
-        memory.buffer(f"rounded{i}", tokens, hidden, Format.BF16, weight=shape.weight)
+        memory.buffer(
+            f"rounded{i}", tokens, hidden, Format.BF16, weight=widest(Format.BF16, *formats)
+        )
     if not alone:
         memory.buffer("expert.x", tokens, hidden, act, weight=shape.weight)
     for i in range(2 if spec.scoring == "sigmoid" else 1):
@@ -160,7 +182,8 @@ def allocate_all(
     memory.scalars("total", tokens)
     memory.buffer("biases", 2, image.gate_up.n + hidden)
     Space.allocate(memory, tokens, image, act)
-    if shape.shared:
+    if shape.shared is not None:
+        image = image_of(memory.config, replace(shape, weight=shape.shared), width)
         Space.allocate(memory, tokens, image, act, "shared", int(shape.residual))
     memory.buffer("scratch", 1, 1)
 

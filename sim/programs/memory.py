@@ -27,6 +27,13 @@ def lines_per_group(act: Format, weight: Format) -> int:
     return max(1, group_elements(weight) * SPECS[act].storage_bits // (8 * LINE_BYTES))
 
 
+def widest(act: Format, *weights: Format) -> Format:
+    """Of the formats of several matrices, that whose groups take most lines of the activations
+    that all of them are multiplied with: a buffer aligned for it is aligned for all.
+    """
+    return max(weights, key=lambda weight: lines_per_group(act, weight))
+
+
 def require(
     config: TileConfig, tiles: int = 1, *, sram: int = 0, kv: int = 0, hbm: int = 0
 ) -> None:

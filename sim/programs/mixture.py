@@ -9,7 +9,7 @@ from golden.formats import Format
 from golden.models import GateSpec
 from sim.programs.builder import TileProgram
 from sim.programs.gate import gates
-from sim.programs.memory import Buffer, Weights
+from sim.programs.memory import Buffer, Weights, widest
 from sim.programs.mlp import fetch, mlp
 from sim.programs.moe import ExpertImage, take
 from sim.programs.visits import Visits
@@ -38,11 +38,13 @@ def mixture(
     p.stream(router)
     if shared is not None:
         fetch(p, shared)  # while the gate decides
+    formats = [m.gate_up.fmt for m in (image, shared) if m is not None]
     given = None
     if act is not Format.BF16:
-        given = memory.buffer("x_act", x.rows, x.cols, act, weight=image.gate_up.fmt)
+        given = memory.buffer("x_act", x.rows, x.cols, act, weight=widest(act, *formats))
         p.vector(x, given)
-    rounded = memory.buffer("x_bf16", x.rows, x.cols, Format.BF16, weight=image.gate_up.fmt)
+    widest_of_all = widest(Format.BF16, router.fmt, *formats)
+    rounded = memory.buffer("x_bf16", x.rows, x.cols, Format.BF16, weight=widest_of_all)
     p.vector(x, rounded)
     given = given or rounded
     logits = memory.buffer("logits", x.rows, router.n)
