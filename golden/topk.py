@@ -41,7 +41,7 @@ def kept_groups(choice: fp32.Float32, groups: int, groups_kept: int) -> np.ndarr
         )
     if not 1 <= groups_kept <= groups:
         raise ValueError(f"groups_kept must be 1 to {groups}, not {groups_kept!r}")
-    _, best = topk(choice.reshape(*choice.shape[:-1], groups, -1), 2)
+    _, best = topk(choice.reshape(*choice.shape[:-1], groups, experts // groups), 2)
     ids, _ = topk(fp32.add(best[..., 0], best[..., 1]), groups_kept)
     kept = np.zeros((*choice.shape[:-1], groups), bool)
     np.put_along_axis(kept, ids, True, axis=-1)
@@ -70,6 +70,8 @@ def choose(
     scores = np.asarray(scores)
     if scores.dtype != np.float32:
         raise ValueError(f"scores must be float32, not {scores.dtype}")
+    if bias is not None and (scores.ndim < 1 or np.shape(bias) != scores.shape[-1:]):
+        raise ValueError(f"bias must be of {scores.shape[-1:]}, not {np.shape(bias)}")
     choice = scores if bias is None else fp32.add(scores, np.asarray(bias, np.float32))
     nan = np.isnan(choice)
     if groups == 1:

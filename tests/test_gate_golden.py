@@ -162,5 +162,6 @@ def test_bias_and_logits_must_fit_the_spec() -> None:
     ):
         with pytest.raises(ValueError, match="bias must be"):
             gates(MACHINES[0], Trace(), "gate", logits, spec, given)
-    with pytest.raises(ValueError, match="logits must be"):
-        gates(MACHINES[0], Trace(), "gate", logits, GateSpec(4, 2, "softmax"))
+    for wrong in (np.zeros((1, 4), np.float32), np.zeros(8, np.float32)):
+        with pytest.raises(ValueError, match="logits must be"):
+            gates(MACHINES[0], Trace(), "gate", wrong, GateSpec(8, 2, "softmax"))

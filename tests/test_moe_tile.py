@@ -265,3 +265,11 @@ def test_blocks_are_chosen_by_their_cost():
     assert block_size(tile, 4, shape, None, taken=tile.sram_bytes - 48 * 1024) < 512
     with pytest.raises(InputError, match="tile SRAM"):
         block_size(tile, 256, shape, gate)
+
+
+def test_the_note_says_what_is_scaled():
+    for model in ("gpt-oss", "deepseek-r1", "kimi-k2.5"):
+        assert kernel.note(request_of(model, tokens=3)).startswith("Sizes scaled from")
+        assert kernel.note(request_of(model, top_k=2)) == ""  # the model chooses more
+        assert kernel.note(request_of(model, hidden=64)) == ""
+    assert kernel.note(request_of("deepseek-r1", kept=5)) == ""

@@ -208,3 +208,14 @@ def test_nan_rows_give_valid_ids() -> None:
 def test_impossible_groups_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         choose(np.zeros(8, np.float32), 3, **options)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (1, 8)])
+def test_a_bias_of_another_shape_is_refused(shape: tuple) -> None:
+    with pytest.raises(ValueError, match="bias must be"):
+        choose(np.zeros((2, 8), np.float32), 3, bias=np.zeros(shape, np.float32))
+
+
+def test_no_rows() -> None:
+    ids, scores, nan = choose(np.zeros((0, 8), np.float32), 3, groups=4, groups_kept=2)
+    assert ids.shape == scores.shape == (0, 3) and nan.shape == (0,)

@@ -44,8 +44,10 @@ def gates(
     """
     if (bias is not None) != (spec.bias == "choice"):
         raise ValueError(f"bias must be given for a bias of the choice only, not {bias!r}")
-    if np.shape(logits)[-1] != spec.experts:
-        raise ValueError(f"logits must be of {spec.experts} experts, not {np.shape(logits)}")
+    if np.ndim(logits) != 2 or np.shape(logits)[-1] != spec.experts:
+        raise ValueError(
+            f"logits must be of tokens x {spec.experts} experts, not {np.shape(logits)}"
+        )
     lanes = machine.lanes
     scores = logits
     if spec.scoring == "sigmoid":

@@ -65,11 +65,14 @@ def fill(model: str, s: Mapping[str, Setting]) -> dict[str, Setting]:
     }
 
 
+GIVEN = ("hidden", "intermediate", "experts", "shared", "top_k", "groups", "kept")
+
+
 def note(request: KernelRequest) -> str:
     """Says that all sizes are scaled from the model, if they are."""
     model, s = MODELS[request.model], request.settings
-    scaled = SCALED[request.model]
-    if any(s[name] != value for name, value in scaled.items()):
+    given = fill(request.model, dict.fromkeys(GIVEN, 0))
+    if any(s[name] != value for name, value in given.items()):
         return ""
     return (
         f"Sizes scaled from {model.title}: hidden {s['hidden']} of {model.hidden}, intermediate "
