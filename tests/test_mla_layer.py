@@ -183,6 +183,8 @@ def test_the_layer_is_that_of_its_model():
         (DENSE | {"intermediate": 65535, "hidden": 65535}, "the tile has"),
         ({"intermediate": 65535}, "the tile has"),
         ({"intermediate": 38, "block": 39}, "block is 39, but it must be a multiple of 4"),
+        (DENSE | {"shared": "bf16"}, "shared is bf16, but a layer with mlp=dense has no experts"),
+        (DENSE | {"experts": 64}, "experts is 64, but a layer with mlp=dense has no experts"),
         (DENSE | {"block": 4, "act": "mxfp8-e4m3"}, "block is 4, but it must be a multiple of 32"),
         ({"hidden": 65535}, "the tile has"),
     ],

@@ -28,6 +28,7 @@ from golden.kernels.trace import Machine, Trace
 from golden.models import MODELS, Mla
 from golden.reference.rope import rope_tables
 from hw.config import TileConfig
+from sim.errors import InputError
 from sim.kernels import mla, moe
 from sim.kernels.caches import kv_checks, slots
 from sim.kernels.layer import vector
@@ -61,6 +62,15 @@ def fill(model: str, s: Mapping[str, Setting]) -> dict[str, Setting]:
     """Settings with the model's in place of 0 and "model"."""
     own = moe.fill(model, s)
     return {name: own[name] for name in s}
+
+
+def check_dense(model: str, s: Mapping[str, Setting]) -> None:
+    """InputError for options of experts, which a dense layer would leave unused."""
+    names = ("experts", "top_k", "groups", "kept", "shared")
+    own = fill(model, {name: OPTIONS[name].default for name in names})
+    for name in names:
+        if s[name] != own[name]:
+            raise InputError(name, s[name], "a layer with mlp=dense has no experts", "leave it out")
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,7 @@ def make_job(request: KernelRequest) -> Job:
         spec = moe.gate_spec(tile, model, s)
         moe.require_moe(tile, sizes.tokens, hidden, size, spec.experts, fmt)
     else:
+        check_dense(model, s)
         padded = 3 * align_up(size, tile.lanes)
         require(
             tile,
