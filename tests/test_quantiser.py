@@ -279,8 +279,11 @@ def convert(config, jobs: list[tuple[Blocks, Format, Format, dict]], stall: floa
         memory.put(0, given.values.reshape(-1), source)
         state["before"] = memory.copy()
         single = index % 2 == 0 or config.lanes > 32
-        rows, cols = (1, given.values.size) if single else given.values.shape
-        return copy_command(rows, cols, source, fmt, out_addr=out, **fields)
+        if single:  # its blocks need not fill vectors, of which a stride must be a multiple
+            strides = {"a_stride": 0, "out_stride": 0}
+            cols = given.values.size
+            return copy_command(1, cols, source, fmt, out_addr=out, **strides, **fields)
+        return copy_command(*given.values.shape, source, fmt, out_addr=out, **fields)
 
     def check(index: int) -> None:
         given, _, fmt, _ = jobs[index]
