@@ -176,7 +176,7 @@ def test_the_layer_is_that_of_its_model():
         ({"experts": 100}, "groups must divide 100 experts"),
         ({"experts": 512, "top_k": 99}, "top_k is 99, but it must be at most"),
         ({"groups": 3, "kept": 2, "experts": 48}, "powers of two"),
-        ({"kept": 9}, "groups_kept must be 1 to 8"),
+        ({"kept": 9}, "kept must be 1 to 8"),
         ({"kv_lora": 36}, "kv_lora is 36, but it must be a multiple of 8"),
         ({"steps": 17}, "context is 16, but 17 of its tokens are new"),
         ({"tokens": 257, "context": 600}, "tokens is 257, but the array takes 256 rows"),

@@ -164,13 +164,26 @@ def chosen_places(request: KernelRequest) -> tuple[list[tuple[int, int, int]], l
 
 
 @pytest.mark.parametrize(
-    "where", ["weights", pytest.param("biases", marks=slow), pytest.param("elsewhere", marks=slow)]
+    "where",
+    [
+        "weights",
+        *(pytest.param(w, marks=slow) for w in ("biases", "router", "shared", "elsewhere")),
+    ],
 )
 def test_errors_of_the_hbm_slice(where):
-    """In the weights or the biases of a chosen expert they stop the tile; elsewhere they matter to
-    nobody.
+    """In the router, the shared expert, or the weights or biases of a chosen expert they stop the
+    tile; elsewhere they matter to nobody.
     """
     request = request_of(**TINY)
+    if where == "shared":  # it lies between router and experts
+        request = request_of("kimi-k2.5", **TINY)
+    if where in ("router", "shared"):
+        job = make_job(request)
+        _, image = place_job(TileMemory(request.config.tile), job, 64)
+        place = (0, 16) if where == "router" else (image.base - 32, image.base - 16)
+        with pytest.raises(ToolError, match="HBM_ERROR"):
+            run_jobs([request], err=place)
+        return
     places, chosen = chosen_places(request)
     assert 0 < len(chosen) < len(places)
     start, biases, end = places[chosen[-1]]

@@ -57,7 +57,7 @@ def gate_spec(model: str, s: Mapping[str, Setting]) -> GateSpec:
         raise InputError(
             "gate",
             f"experts={experts} top_k={top_k} groups={groups} kept={kept}",
-            str(error),
+            str(error).replace("groups_kept", "kept"),
             "see jalapeno sim --help",
         ) from None
 

@@ -92,7 +92,7 @@ def check_gate(max_experts: int, max_topk: int, experts: int, top_k: int) -> Non
             "top_k",
             top_k,
             f"it must be at most {min(max_topk, experts)}",
-            "take fewer or more experts",
+            "take fewer" if max_topk <= experts else "take fewer, or more experts",
         )
 
 
@@ -174,7 +174,10 @@ def gate_spec(tile: TileConfig, model: str, s: Mapping[str, Setting]) -> GateSpe
         )
     except ValueError as error:
         raise InputError(
-            "gate", f"experts={count} top_k={top_k}", str(error), "see jalapeno sim --help"
+            "gate",
+            f"experts={count} top_k={top_k}",
+            str(error).replace("groups_kept", "kept"),
+            "see jalapeno sim --help",
         ) from None
     if spec.groups > tile.max_groups or spec.groups & (spec.groups - 1):
         raise InputError(
