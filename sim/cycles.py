@@ -14,7 +14,7 @@ from typing import Any
 from hw.config import preset
 from sim.errors import ToolError
 from sim.kernels import KERNELS
-from sim.kernels.types import KernelRequest, KernelResult
+from sim.kernels.types import MODELS, KernelRequest, KernelResult
 
 DATA = Path(__file__).parent / "data" / "cycles.json"
 HEAD = ("kernel", "config", "settings", "old", "new", "percent")
@@ -57,8 +57,9 @@ class Comparison:
     def row(self) -> list[Any]:
         percent = "-" if self.percent is None else f"{self.percent:+.2f} %"
         settings = " ".join(f"{name}={value}" for name, value in self.record.settings.items())
+        kernel, model = self.record.kernel, self.record.model
         return [
-            self.record.kernel,
+            kernel if model == MODELS[0] else f"{kernel} ({model})",
             self.record.config,
             settings,
             self.record.cycles,

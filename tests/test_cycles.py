@@ -9,7 +9,8 @@ RECORDS = cycles.load()
 
 
 def test_the_table_covers_every_kernel():
-    assert {record.kernel for record in RECORDS} >= {"gemm", "attention", "moe", "layer"}
+    kernels = {"gemm", "attention", "mla", "gate", "moe", "layer"}  # a text has its own figures
+    assert {record.kernel for record in RECORDS} == kernels
     assert all(record.cycles for record in RECORDS)
 
 
