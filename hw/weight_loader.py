@@ -24,6 +24,9 @@ when it is free and its next tile is described.
    the latest in t(i-1) + ROW_HOP * r + e - 1, had its tile described, since that was swapped by
    t(i-1); it is loaded at most rows - 1 cycles later, before D.
 
+Of rows that have been free equally long the lowest is served first: after a reset, and when counted
+ages have come to the largest, that is the order in which a swap reaches them.
+
 So the first tile of an idle array is swapped in while its first row is read. Paged weights are no
 exception: the block table takes its cycle for every address. Tiles of fewer rows skip the others,
 which takes no turn. Weights that stream from HBM may be late, so there a swap waits until all rows
@@ -211,7 +214,8 @@ class WeightLoader(wiring.Component):
         free = Signal(rows, init=(1 << rows) - 1)
         released = Signal(rows)
         tiles = [Signal(ring_bits + 1, name=f"tile_of_row{r}") for r in range(rows)]
-        ages = [Signal(age_bits, name=f"age{r}", reset_less=True) for r in range(rows)]
+        # Reset: the first tile's rows must be served in their order, see the module's docstring.
+        ages = [Signal(age_bits, name=f"age{r}") for r in range(rows)]
         eligible, skip = Signal(rows), Signal(rows)
         length = [Signal(6, name=f"length{r}") for r in range(rows)]
         stream_row = [Signal(POSITION_BITS, name=f"stream_row{r}") for r in range(rows)]

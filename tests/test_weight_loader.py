@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from amaranth import Module
+from amaranth import Module, ResetInserter
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 from amaranth.sim import Simulator
@@ -28,17 +28,18 @@ def config(rows: int) -> TileConfig:
 
 
 class Bench(wiring.Component):
-    """The loader as the engine has it; `job` is a command with the pair of its formats."""
+    """The loader as the engine has it, with its reset; `command` is that of a job."""
 
     def __init__(self, tile: TileConfig):
         self.loader = WeightLoader(
             tile, ISSUE_LATENCY - KvSram.READ_LATENCY - WeightLoader.CHOICE_LATENCY
         )
-        super().__init__({"command": In(operand_layout(MATMUL))})
+        super().__init__({"command": In(operand_layout(MATMUL)), "reset": In(1)})
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.loader, m.submodules.pair = loader, pair = self.loader, PairDecoder()
+        loader, pair = self.loader, PairDecoder()
+        m.submodules.loader, m.submodules.pair = ResetInserter(self.reset)(loader), pair
         m.d.comb += [
             loader.job.payload.command.eq(self.command),
             pair.act_format.eq(self.command.act_format),
@@ -102,9 +103,12 @@ class Run:
         return last - first + 1 - len(self.loads)
 
 
-def simulate(tile: TileConfig, jobs: list[Job], slices, grant, arrival, limit=20_000) -> Run:
+def simulate(
+    tile: TileConfig, jobs: list[Job], slices, grant, arrival, limit=20_000, broken_off=0
+) -> Run:
     """Runs jobs; slices(): cycles from a swap to the next at least, grant(): whether a swap that
-    may be is issued in this cycle, arrival(): stream rows that come in it.
+    may be is issued in this cycle, arrival(): stream rows that come in it, broken_off: cycles of a
+    long job which a reset ends before `jobs` begin.
     """
     bench, run = Bench(tile), Run()
     loader = bench.loader
@@ -113,6 +117,19 @@ def simulate(tile: TileConfig, jobs: list[Job], slices, grant, arrival, limit=20
     async def drive(ctx):
         sent, gap, available, queue, hold = 0, jobs[0].gap, 0, 0, 0
         ctx.set(loader.tile.ready, 1)
+        if broken_off:
+            ctx.set(bench.command, Job(8 * tile.cols, 64 * tile.rows, Format.BF16).command())
+            ctx.set(loader.job.valid, 1)
+            for _ in range(broken_off):
+                swap = bool(ctx.get(loader.swap_ready) and hold == 0 and grant())
+                ctx.set(loader.swap, swap)
+                hold = slices() - 1 if swap else max(0, hold - 1)
+                await ctx.tick()
+            ctx.set(loader.swap, 0)
+            ctx.set(bench.reset, 1)
+            await ctx.tick()
+            ctx.set(bench.reset, 0)
+            hold = 0
         for t in range(limit):
             offered = sent < len(jobs) and gap == 0
             ctx.set(loader.job.valid, offered)
@@ -232,5 +249,18 @@ def test_a_swap_never_passes_a_row_that_is_not_loaded(rows, count, seeds):
             grant=lambda r=rng, p=eager: r.random() < p,
             arrival=lambda r=rng, p=fast, n=burst: n * int(r.random() < p),
             limit=200_000,
+        )
+        check(tile, jobs, run)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_the_first_tile_after_a_reset_is_loaded_in_time(rows):
+    """A row that waited when the reset came has no precedence over row 0 after it."""
+    tile = config(rows)
+    jobs = [Job(1, 8 * rows, Format.BF16)]
+    apart = -(-rows // MatmulArray.ROW_HOP) * MatmulArray.ROW_HOP  # frees two rows in one cycle
+    for phase in range(apart):
+        run = simulate(
+            tile, jobs, lambda: apart, lambda: True, lambda: 0, broken_off=8 * apart + phase
         )
         check(tile, jobs, run)
