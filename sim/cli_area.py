@@ -33,12 +33,19 @@ def area(
     Needs Debian's qflow-tech-osu018; without opensta there is no delay. --check and --update take
     the recorded blocks instead of BLOCK.
     """
-    if (block is None) != (check or update):
+    if block is None and not (check or update):
         raise InputError(
             "BLOCK",
-            str(block),
-            "it must be named unless --check or --update is given",
+            "not given",
+            "it must be named unless --check or --update is",
             "give for example jalapeno area cell",
+        )
+    if block is not None and (check or update):
+        raise InputError(
+            "BLOCK",
+            block,
+            "--check and --update take all recorded blocks",
+            "leave it out, or leave out --check and --update",
         )
     check_writable(file)
     if block is None:

@@ -69,11 +69,18 @@ def test_missing_library_names_the_package(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["cell", "--check"], ["nothing"], ["cell", "--config", "x"]]
+    "arguments, wanted",
+    [
+        ([], "BLOCK is not given, but it must be named unless"),
+        (["cell", "--check"], "BLOCK is cell, but --check and --update take all recorded blocks"),
+        (["nothing"], "BLOCK is nothing, but it must be one of cell,"),
+        (["cell", "--config", "x"], "--config is x, but it must be one of tiny,"),
+    ],
 )
-def test_bad_input(arguments, capsys):
+def test_bad_input(arguments, wanted, capsys):
     assert main(["area", *arguments]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert wanted in error and error.count("\n") == 1
 
 
 @needs_tools
