@@ -7,19 +7,28 @@ from typing import Annotated
 import typer
 
 from sim.cli_common import Config, JsonFile, chip, console
+from sim.errors import InputError
 from sim.report import check_writable, table, write_json
 
 
 def speed(
     config: Config = "small",
-    m: Annotated[int, typer.Option(min=1, max=256, help="Activation rows.")] = 64,
-    n: Annotated[int, typer.Option(min=1, max=4096, help="Result columns.")] = 128,
-    k: Annotated[int, typer.Option(min=1, max=16384, help="Contraction length.")] = 2048,
+    m: Annotated[int, typer.Option(metavar="1..256", help="Activation rows.")] = 64,
+    n: Annotated[int, typer.Option(metavar="1..4096", help="Result columns.")] = 128,
+    k: Annotated[int, typer.Option(metavar="1..16384", help="Contraction length.")] = 2048,
     file: JsonFile = None,
 ) -> None:
     """Simulated cycles per second of processor time: a tile under cocotb, and in a C++ loop."""
     from sim import speed as measurement
 
+    for name, size, most, usual in (
+        ("--m", m, 256, 64),
+        ("--n", n, 4096, 128),
+        ("--k", k, 16384, 2048),
+    ):
+        if not 1 <= size <= most:
+            remedy = f"give for example {name} {usual}"
+            raise InputError(name, size, f"it must be from 1 to {most}", remedy)
     check_writable(file)
     chosen = chip(config)
     with console.status(f"building and running {config} twice"):

@@ -4,6 +4,7 @@
 import pytest
 
 from hw.config import preset
+from sim.cli import main
 from sim.errors import InputError
 from sim.speed import Speed, measure
 
@@ -16,6 +17,15 @@ def test_share_of_python():
 def test_a_mesh_is_refused():
     with pytest.raises(InputError, match="single tile"):
         measure(preset("mesh4"), 1, 4, 32)
+
+
+@pytest.mark.parametrize(
+    "name, size, most", [("--m", 0, 256), ("--n", 4097, 4096), ("--k", 0, 16384)]
+)
+def test_sizes_out_of_range_are_refused(name, size, most, capsys):
+    assert main(["speed", "--config", "tiny", name, str(size)]) == 2
+    wanted = f"{name} is {size}, but it must be from 1 to {most}; give for example {name} "
+    assert wanted in capsys.readouterr().err
 
 
 @pytest.mark.slow
