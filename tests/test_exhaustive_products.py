@@ -12,6 +12,7 @@ import pytest
 
 from golden.formats import SPECS, Format
 from golden.kernels.trace import Stored
+from sim.kernels.gemm import operand as random_operand
 from tests.products import operand, run_products
 
 FP6 = (Format.MXFP6_E2M3, Format.MXFP6_E3M2)
@@ -151,3 +152,14 @@ def long(k: int) -> tuple[Stored, Stored]:
 
 def test_signs_of_zero_and_long_contractions():
     check(run_products([*zeros(), long(7168), long(18432)]), 2 * 25 + 2 * 8)
+
+
+@pytest.mark.slow
+def test_long_contractions_of_all_formats():
+    """Each format once as activations and once as weights, of random values in their own scales."""
+    formats = [f for f in Format if f is not Format.FP32]
+    rng, pairs = np.random.default_rng(1), []
+    for act, weight in zip(formats, formats[1:] + formats[:1], strict=True):
+        for k in (7168, 18432):
+            pairs.append((random_operand(rng, 1, k, act), random_operand(rng, 3, k, weight)))
+    check(run_products(pairs), 2 * 3 * len(formats))

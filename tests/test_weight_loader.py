@@ -231,6 +231,7 @@ def random_jobs(rng: np.random.Generator, tile: TileConfig, count: int) -> list[
         (8, 12, 4),
         pytest.param(8, 50, 16, marks=pytest.mark.slow),
         pytest.param(16, 30, 8, marks=pytest.mark.slow),
+        pytest.param(32, 12, 3, marks=pytest.mark.slow),
     ],
 )
 def test_a_swap_never_passes_a_row_that_is_not_loaded(rows, count, seeds):
