@@ -122,7 +122,10 @@ def test_layer_of_other_sizes():
         pytest.param({"split": "n"}, marks=pytest.mark.slow),
         {"split": "n", "out": "fp32", "n": 29},
         pytest.param({"split": "k"}, marks=pytest.mark.slow),
-        {"split": "k", "weights": "hbm", "act": "bf16", "weight": "bf16"},
+        pytest.param(
+            {"split": "k", "weights": "hbm", "act": "bf16", "weight": "bf16"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda s: "-".join(s.values()) if all(isinstance(v, str) for v in s.values()) else "odd",
 )

@@ -84,7 +84,7 @@ def test_small_tile(model, settings):
     assert "7168" in result.text
 
 
-@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("dense", [False, pytest.param(True, marks=slow)])
 def test_the_layer_of_the_vector(monkeypatch, dense):
     """Weights and tokens of an independent implementation; `tests/test_mla_layer_golden.py` holds
     the bit-exact model to what it gave.
