@@ -142,8 +142,8 @@ def test_every_buffer_is_compared(monkeypatch, settings, wanted):
         assert len(names) == len(run.checks) and len(run.kv_checks) == 2
 
 
-def test_the_mlp_is_fetched_while_attention_computes(monkeypatch):
-    """The streams of router and shared expert stand before the commands of the second norm."""
+def test_router_and_shared_expert_are_fetched_before_the_gate(monkeypatch):
+    """All streams that depend on nothing stand before the first TOPK."""
     (run, _) = planned(monkeypatch, KIMI, experts=16)
     (program,) = run.programs
     issued = [line.split()[0] for line in disassemble(program.assemble())]

@@ -69,7 +69,7 @@ def test_steady_state(act, weight):
     products = products_per_slice(parse_format(act), parse_format(weight))
     fraction = steady(act, weight) / (tile.rows * tile.cols * products)
     print(f"{fraction:.2%}")
-    assert fraction >= 0.99
+    assert 0.99 <= fraction <= 1.01  # the ends of the two runs differ by some cycles
 
 
 @slow

@@ -15,7 +15,7 @@ from golden.formats import Format
 from golden.fp32 import Float32
 from golden.kernels.layer import norm
 from golden.kernels.mla import MlaCache, MlaMatrices, MlaShape, mla
-from golden.kernels.moe import Expert, Matrix, expert, moe
+from golden.kernels.moe import Expert, Matrix, MixtureWeights, expert, moe
 from golden.kernels.trace import Machine, Trace
 from golden.models import GateSpec
 from golden.reference.layer import DeepseekLayerWeights, DeepseekMoeWeights
@@ -33,16 +33,6 @@ class MlaLayerShape:
     eps: float
     gate: GateSpec | None = None
     act: Format = Format.BF16
-
-
-@dataclass(frozen=True)
-class MixtureWeights:
-    """Router, the bias [experts] of the choice, routed experts, shared expert."""
-
-    router: Matrix
-    choice_bias: Float32
-    experts: list[Expert]
-    shared: Expert | None
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,18 @@ class Expert:
         return cls(Matrix.of(rows, fmt), Matrix.of(down, fmt), len(gate), "swiglu")
 
 
+@dataclass(frozen=True)
+class MixtureWeights:
+    """Router, the bias [experts] of the choice, routed experts, shared expert; None: the model has
+    none.
+    """
+
+    router: Matrix
+    choice_bias: Float32 | None
+    experts: list[Expert]
+    shared: Expert | None
+
+
 def padded_rows(rows: NDArray, bias: NDArray, lanes: int) -> tuple[Float32, Float32]:
     """Rows [I, K] and their bias [I], with zeros up to a multiple of `lanes` rows."""
     size = -(-len(rows) // lanes) * lanes

@@ -17,13 +17,8 @@ from golden.formats import SPECS, parse_format
 from golden.fp32 import Float32
 from golden.kernels.layer import norm
 from golden.kernels.mla import MlaCache, rope_rows
-from golden.kernels.mla_layer import (
-    MixtureWeights,
-    MlaLayerShape,
-    MlaLayerWeights,
-    mla_layer,
-)
-from golden.kernels.moe import Expert
+from golden.kernels.mla_layer import MlaLayerShape, MlaLayerWeights, mla_layer
+from golden.kernels.moe import Expert, MixtureWeights
 from golden.kernels.trace import Machine, Trace
 from golden.models import MODELS, Mla
 from golden.reference.rope import rope_tables
@@ -158,9 +153,7 @@ def make_job(request: KernelRequest) -> Job:
         given = hidden, size, fmt, tile.lanes, config.dense_format
         mlp = moe.random_expert(rng, model, *given)
     else:
-        parts = moe.random_parts(rng, model, s, spec, tile.lanes)
-        assert parts.choice_bias is not None
-        mlp = MixtureWeights(parts.router, parts.choice_bias, parts.experts, parts.shared)
+        mlp = moe.random_parts(rng, model, s, spec, tile.lanes)
     xs = rng.standard_normal((sizes.context, hidden)).astype(np.float32)
     frequencies = replace(config.rope, dim=sizes.rope).inv_freq()
     cos, sin = (
@@ -185,16 +178,16 @@ class Layer:
         mlp = weights.mlp
         bias = None
         if isinstance(mlp, MixtureWeights):
+            assert mlp.choice_bias is not None
             bias = vector(self.memory, "choice_bias", mlp.choice_bias)
         self.mark = self.memory.mark()
         # What attention leaves of the tile SRAM in the last step, which takes most.
-        unplaced = ExpertImage(0, 1, 1, attention.q_a, attention.q_a, 0, 0, 1, 1, "swiglu")
-        self.place = MlaLayerPlace(norms[0], attention, norms[1], unplaced)
         count = job.sizes.tokens
         attention_part(
             TileProgram(self.memory),
             job.shape,
-            self.place,
+            norms[0],
+            attention,
             *self.inputs(job.xs[-count:], job.cos[-count:], job.sin[-count:]),
             len(job.xs) - count,
         )
@@ -215,7 +208,7 @@ class Layer:
                 if mlp.shared is None
                 else place_experts(self.memory, [mlp.shared], self.block, "shared"),
             )
-        self.place = replace(self.place, mlp=placed)
+        self.place = MlaLayerPlace(norms[0], attention, norms[1], placed)
 
     def inputs(self, xs: Float32, cos: NDArray, sin: NDArray) -> tuple[Buffer, Buffer, Buffer]:
         """Buffers of a step's residual stream and RoPE rows."""

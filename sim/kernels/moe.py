@@ -11,7 +11,7 @@ from golden import fp32
 from golden.bounds import moe_bound
 from golden.formats import SPECS, Format, parse_format
 from golden.int4 import round_to_int4, values_of
-from golden.kernels.moe import Expert, Matrix, moe
+from golden.kernels.moe import Expert, Matrix, MixtureWeights, moe
 from golden.kernels.trace import Machine, Stored, Trace
 from golden.models import INT4_32, MODELS, GateSpec, WeightFormat
 from hw.config import TileConfig
@@ -200,19 +200,9 @@ def check_rows(tile: TileConfig, tokens: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Random router, experts, and what some models have besides."""
-
-    router: Matrix
-    choice_bias: NDArray[np.float32] | None
-    experts: list[Expert]
-    shared: Expert | None
-
-
 def random_parts(
     rng: np.random.Generator, model: str, s: Mapping[str, Setting], spec: GateSpec, lanes: int
-) -> Parts:
+) -> MixtureWeights:
     """Weights of a block of experts with the settings' sizes and formats."""
     hidden, size, count = int(s["hidden"]), int(s["intermediate"]), spec.experts
     config = MODELS[model]
@@ -232,7 +222,7 @@ def random_parts(
         if shared.biased:
             raise InputError("shared", s["shared"], f"{model} has none", "give shared=none")
     choice = None if softmax else (0.1 * bias).astype(np.float32)
-    return Parts(router, choice, experts, shared)
+    return MixtureWeights(router, choice, experts, shared)
 
 
 def make_job(request: KernelRequest) -> Job:

@@ -39,19 +39,20 @@ class MlaLayerPlace:
 def attention_part(
     p: TileProgram,
     shape: MlaLayerShape,
-    place: MlaLayerPlace,
+    weight: Buffer,
+    place: MlaPlace,
     stream: Buffer,
     cosine: Buffer,
     sine: Buffer,
     position: int,
 ) -> Buffer:
-    """The residual stream after attention, of T tokens behind `position` cached ones."""
+    """The residual stream after attention, of T tokens behind `position` cached ones; `weight` is
+    that of the norm before it.
+    """
     memory = p.memory
-    normed = memory.buffer(
-        "x", stream.rows, stream.cols, Format.BF16, weight=place.attention.q_a.fmt
-    )
-    norm(p, "norm1", stream, place.attention_norm, shape.eps, normed)
-    projected = mla(p, shape.attention, place.attention, normed, cosine, sine, position)
+    normed = memory.buffer("x", stream.rows, stream.cols, Format.BF16, weight=place.q_a.fmt)
+    norm(p, "norm1", stream, weight, shape.eps, normed)
+    projected = mla(p, shape.attention, place, normed, cosine, sine, position)
     middle = memory.buffer("middle", stream.rows, stream.cols)
     p.vector(stream, middle, b=projected, op1="add")
     return middle
@@ -72,7 +73,9 @@ def mla_layer(
     ends with this.
     """
     memory = p.memory
-    middle = attention_part(p, shape, place, stream, cosine, sine, position)
+    middle = attention_part(
+        p, shape, place.attention_norm, place.attention, stream, cosine, sine, position
+    )
     count, hidden = stream.rows, stream.cols
     if isinstance(place.mlp, ExpertImage):
         fetch(p, place.mlp)
